@@ -1,0 +1,1 @@
+"""What every server shares: configuration, bundles, health, deadlines, errors, admission, metrics, drain."""

@@ -1,0 +1,152 @@
+"""What every call passes through: bounded concurrency, error mapping, metrics.
+
+`GuardedServer` stands in for a gRPC server while servicers register and wraps each handler once. That is
+cheaper than an interceptor, which would rebuild a handler for every call, and covers the same ground:
+
+* a call above `max_concurrent` is refused at once with RESOURCE_EXHAUSTED and RetryInfo, never queued;
+* a call before the service has loaded is refused with UNAVAILABLE;
+* a ServiceError ends the call with its status and details; any other exception is logged and becomes
+  INTERNAL without telling the caller what happened inside;
+* cancellation passes through and counts as CANCELLED.
+
+Streams are counted and mapped alike but stay outside the concurrency bound: they are few, live long, and
+bound their own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import structlog
+
+from services.runtime.errors import DETAILS_TRAILER, Internal, ResourceExhausted, ServiceError, Unavailable
+from services.runtime.health import Health
+from services.runtime.metrics import Metrics
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_RETRY_AFTER_MS = 50
+
+
+class Admission:
+    """The shared bound of one process."""
+
+    def __init__(
+        self, limit: int, health: Health, metrics: Metrics, log: structlog.stdlib.BoundLogger
+    ) -> None:
+        self.limit = limit
+        self.in_flight = 0
+        self._health = health
+        self._metrics = metrics
+        self._log = log
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def idle(self) -> None:
+        """Returns when no unary call is running."""
+        await self._idle.wait()
+
+    def unary(self, name: str, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """A unary handler with everything around it."""
+        latency = self._metrics.latency.labels(name)
+        succeeded = self._metrics.calls.labels(name, "OK")
+        gauge = self._metrics.in_flight
+
+        async def call(request: Any, context: Context) -> Any:
+            if self.in_flight >= self.limit or not self._health.has_started:
+                await self._end(name, context, self._refusal())
+            start = time.perf_counter()
+            self.in_flight += 1
+            self._idle.clear()
+            gauge.inc()
+            try:
+                response = await behaviour(request, context)
+            except BaseException as error:
+                await self._end(name, context, error)
+                raise
+            else:
+                succeeded.inc()
+                return response
+            finally:
+                self.in_flight -= 1
+                if not self.in_flight:
+                    self._idle.set()
+                gauge.dec()
+                latency.observe(time.perf_counter() - start)
+
+        return call
+
+    def stream(self, name: str, behaviour: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
+        """A streaming handler with everything around it."""
+        succeeded = self._metrics.calls.labels(name, "OK")
+
+        async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
+            if not self._health.has_started:
+                await self._end(name, context, self._refusal())
+            try:
+                async for response in behaviour(requests, context):
+                    yield response
+            except BaseException as error:
+                await self._end(name, context, error)
+                raise
+            succeeded.inc()
+
+        return call
+
+    def _refusal(self) -> ServiceError:
+        if not self._health.has_started:
+            return Unavailable("NOT_READY", "the service is loading", 500)
+        return ResourceExhausted(
+            "TOO_MANY_CALLS",
+            f"{self.limit} calls are being served",
+            _RETRY_AFTER_MS,
+            limit=self.limit,
+        )
+
+    async def _end(self, name: str, context: Context, error: BaseException) -> None:
+        """Counts a failed call and, unless it was cancelled, aborts it with a status."""
+        if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
+            self._metrics.calls.labels(name, "CANCELLED").inc()
+            return
+        if isinstance(error, grpc.aio.AbortError):
+            self._metrics.calls.labels(name, "ABORTED_BY_HANDLER").inc()
+            return
+        if not isinstance(error, ServiceError):
+            self._log.error("handler_failed", method=name, exc_info=error)
+            error = Internal("INTERNAL", "an internal error occurred; see the server's log")
+        self._metrics.calls.labels(name, error.code.name).inc()
+        status = error.to_status()
+        await context.abort(
+            error.code, error.message, trailing_metadata=((DETAILS_TRAILER, status.SerializeToString()),)
+        )
+
+
+class GuardedServer:
+    """Takes the place of a server in `add_XServicer_to_server` and registers wrapped handlers."""
+
+    def __init__(self, server: grpc.aio.Server, admission: Admission) -> None:
+        self._server = server
+        self._admission = admission
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Ignored: the same handlers arrive by name below."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Wraps and registers the handlers of one proto service."""
+        wrapped = {method: self._wrap(method, handler) for method, handler in handlers.items()}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
+
+    def _wrap(self, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
+        codec = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary is not None:
+            unary: Any = handler.unary_unary
+            return grpc.unary_unary_rpc_method_handler(self._admission.unary(method, unary), *codec)
+        if handler.stream_stream is not None:
+            stream: Any = handler.stream_stream
+            return grpc.stream_stream_rpc_method_handler(self._admission.stream(method, stream), *codec)
+        raise TypeError(f"{method}: only unary and bidirectional methods are served")

@@ -1,0 +1,31 @@
+"""Channels to the services that a service calls.
+
+Re-connection starts at 100 ms and is capped at 1 s, so that a restarted service is used again within
+seconds. Keepalive pings are those that our servers permit (`server.CHANNEL_OPTIONS`); a peer that hangs is
+found by its health probe and by the deadline of each call, not by the transport.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from services.runtime.tls import ClientTls
+
+
+def open_channel(target: str, tls: ClientTls | None, max_message_bytes: int) -> grpc.aio.Channel:
+    """A channel to `target` (host:port, or a resolver URI such as dns:///name:port)."""
+    options = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.lb_policy_name", "round_robin"),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options)
+    credentials = grpc.ssl_channel_credentials(tls.roots, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(target, credentials, options)
