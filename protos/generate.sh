@@ -4,8 +4,10 @@
 # grpcio-tools is held at the oldest release we support, because stubs may not be newer than the
 # protobuf runtime that imports them.
 set -euo pipefail
-cd "$(dirname "$0")"
 python=${1:?usage: generate.sh PYTHON [OUT]}
+# Absolute, but not resolved: the python of a virtual environment is a link.
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+cd "$(dirname "$0")"
 out=${2:-.}
 bin=$(dirname "$python")
 mapfile -t files < <(find frugalads -name '*.proto' | sort)

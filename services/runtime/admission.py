@@ -23,7 +23,14 @@ from typing import Any
 import grpc
 import structlog
 
-from services.runtime.errors import DETAILS_TRAILER, Internal, ResourceExhausted, ServiceError, Unavailable
+from services.runtime.errors import (
+    DETAILS_TRAILER,
+    Internal,
+    ResourceExhausted,
+    Retryable,
+    ServiceError,
+    Unavailable,
+)
 from services.runtime.health import Health
 from services.runtime.metrics import Metrics
 
@@ -118,10 +125,11 @@ class Admission:
             self._log.error("handler_failed", method=name, exc_info=error)
             error = Internal("INTERNAL", "an internal error occurred; see the server's log")
         self._metrics.calls.labels(name, error.code.name).inc()
-        status = error.to_status()
-        await context.abort(
-            error.code, error.message, trailing_metadata=((DETAILS_TRAILER, status.SerializeToString()),)
-        )
+        trailer: list[tuple[str, str | bytes]] = [(DETAILS_TRAILER, error.to_status().SerializeToString())]
+        if isinstance(error, Retryable) and error.retry_after_ms is not None:
+            # gRPC's own retries obey this trailer (gRFC A6), not RetryInfo.
+            trailer.append(("grpc-retry-pushback-ms", str(error.retry_after_ms)))
+        await context.abort(error.code, error.message, trailing_metadata=tuple(trailer))
 
 
 class GuardedServer:

@@ -11,8 +11,9 @@
         │   └── InvalidArgument   the one-field case
         ├── FailedPrecondition    FAILED_PRECONDITION   + PreconditionFailure
         ├── NotFound              NOT_FOUND
-        ├── ResourceExhausted     RESOURCE_EXHAUSTED    + RetryInfo
-        ├── Unavailable           UNAVAILABLE           + RetryInfo where the delay is known
+        ├── Retryable
+        │   ├── ResourceExhausted RESOURCE_EXHAUSTED    + RetryInfo
+        │   └── Unavailable       UNAVAILABLE           + RetryInfo where the delay is known
         ├── DeadlineExceeded      DEADLINE_EXCEEDED
         ├── Unimplemented         UNIMPLEMENTED
         └── Internal              INTERNAL
@@ -144,7 +145,9 @@ class NotFound(ServiceError):
     code = grpc.StatusCode.NOT_FOUND
 
 
-class _Retryable(ServiceError):
+class Retryable(ServiceError):
+    """A refusal that may pass; tells when to try again where that is known."""
+
     def __init__(
         self, reason: str, message: str, retry_after_ms: int | None = None, **metadata: object
     ) -> None:
@@ -159,7 +162,7 @@ class _Retryable(ServiceError):
         return [("RetryInfo", errors_pb2.RetryInfo(retry_delay=delay))]
 
 
-class ResourceExhausted(_Retryable):
+class ResourceExhausted(Retryable):
     """A bounded queue or budget is full; try again after `retry_after_ms`."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -168,7 +171,7 @@ class ResourceExhausted(_Retryable):
         super().__init__(reason, message, retry_after_ms, **metadata)
 
 
-class Unavailable(_Retryable):
+class Unavailable(Retryable):
     """Something needed for the answer is gone for now."""
 
     code = grpc.StatusCode.UNAVAILABLE

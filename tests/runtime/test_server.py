@@ -141,6 +141,7 @@ def test_overload_is_refused_at_once_and_served_again_after() -> None:
             error = await failure(embed(stub, "wait"))
             assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert any(d.type_url.endswith("google.rpc.RetryInfo") for d in status_of(error).details)
+            assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
             scripted.gate.set()
             await asyncio.gather(*held)
             assert (await embed(stub, "fine")).dimension == 3
