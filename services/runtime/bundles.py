@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.runtime.errors import BundleError
+from services.runtime.errors import BundleError, UserError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -62,6 +62,22 @@ class Bundle:
         if hashlib.sha256(data).hexdigest() != self._hashes[name]:
             raise BundleError(f"{self.folder / name}: changed since it was verified")
         return data
+
+
+def check_replaceable(folder: Path, kind: str) -> None:
+    """Raises UserError unless `folder` is absent, empty or a bundle of `kind`: writing replaces all of it.
+
+    For the start of a long build, whose user may have named the wrong folder.
+    """
+    if not folder.exists():
+        return
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        replaceable = isinstance(manifest, dict) and manifest.get("kind") == kind
+    except (OSError, ValueError):
+        replaceable = folder.is_dir() and not any(folder.iterdir())
+    if not replaceable:
+        raise UserError(f"{folder}: holds something other than a bundle of kind {kind!r} to replace")
 
 
 @contextlib.contextmanager

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.runtime.bundles import MANIFEST, Bundle, open_bundle, parse_in_child, write_bundle
-from services.runtime.errors import BundleError
+from services.runtime.bundles import (
+    MANIFEST,
+    Bundle,
+    check_replaceable,
+    open_bundle,
+    parse_in_child,
+    write_bundle,
+)
+from services.runtime.errors import BundleError, UserError
 
 LIMIT = 1 << 20
 
@@ -59,6 +66,18 @@ def test_a_new_bundle_replaces_the_old(tmp_path: Path) -> None:
     make(tmp_path / "m", b"new")
     assert opened(tmp_path / "m").read("a.bin") == b"new"
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_only_a_bundle_of_its_kind_or_nothing_is_replaceable(tmp_path: Path) -> None:
+    check_replaceable(tmp_path / "absent", "model")
+    (tmp_path / "empty").mkdir()
+    check_replaceable(tmp_path / "empty", "model")
+    check_replaceable(make(tmp_path / "m"), "model")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for folder, kind in (("mine", "model"), ("m", "index")):
+        with pytest.raises(UserError, match="holds something other than a bundle of kind"):
+            check_replaceable(tmp_path / folder, kind)
 
 
 def test_a_link_inside_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Training and building of the models that the services run."""

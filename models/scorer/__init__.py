@@ -1,0 +1,1 @@
+"""The scorer: its encoder, its calibration, and the bundle that carries both."""

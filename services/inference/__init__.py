@@ -1,0 +1,1 @@
+"""The inference service: query vectors and click probabilities."""

@@ -1,0 +1,1 @@
+"""Candidate retrieval: the ads nearest to a query vector."""

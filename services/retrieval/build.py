@@ -1,0 +1,187 @@
+"""Builds an index bundle: cluster, order by list, check, calibrate, write.
+
+About 4 sqrt(n) lists (the usual range is 4 to 16 sqrt(n)), but never fewer than 39 training vectors a list,
+below which k-means centroids are poorly determined. Rows are renumbered in list order (see `index`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.retrieval import attributes
+from services.retrieval.calibration import CALIBRATION_FILE, Calibration, measure
+from services.retrieval.index import IDS_FILE, INDEX_KIND, KIND
+from services.retrieval.kernels import faiss, list_sizes, rank_lists
+from services.retrieval.vectors import MAX_DIMENSION, VECTORS_FILE
+from services.runtime.bundles import check_replaceable, write_bundle
+from services.runtime.errors import UserError
+
+MIN_POINTS_PER_LIST = 39
+MAX_POINTS_PER_LIST = 256  # more training vectors a list do not move the centroids noticeably
+MAX_LISTS = 65_536
+CALIBRATION_QUERIES = 1_000
+_TRAIN_ITERATIONS = 20
+_BLOCK_ROWS = 65_536
+_NOISE_COSINE = 0.7  # similarity of a made-up query to the ad it was made from
+
+Floats = npt.NDArray[np.float32]
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built."""
+
+    ads: int
+    dimension: int
+    lists: int
+    calibration: Calibration
+    train_s: float
+    calibrate_s: float
+
+
+def build_index(
+    vectors: Floats,
+    ad_ids: npt.NDArray[np.int64],
+    strings: Mapping[str, Sequence[str | None]],
+    numbers: Mapping[str, npt.NDArray[np.float64]],
+    encoder: str,
+    out: Path,
+    seed: int,
+    progress: Progress,
+    queries: Floats | None = None,
+) -> Built:
+    """Writes the index bundle `out`, atomically replacing what is there.
+
+    `vectors` float32 [n, d], any non-zero length (normalised here); `ad_ids` int64 [n], positive, distinct;
+    `strings` and `numbers` one value an ad (None, NaN: absent); `encoder` the fingerprint of the encoder that
+    made the vectors. `queries` float32 [m, d] calibrate the budgets (at most 1,000, drawn by `seed`); without
+    them noisy copies of ads do, which are easier than real queries, and the bundle says so. `progress` gets
+    stage, done, total. Raises UserError naming what is wrong with the input.
+    """
+    check_replaceable(out, KIND)
+    unit = _unit_rows("vectors", vectors)
+    n, dimension = unit.shape
+    ids = _checked_ids(ad_ids, n)
+    asked = None if queries is None else _unit_rows("queries", queries)
+    if asked is not None and asked.shape[1] != dimension:
+        raise UserError(f"queries: dimension {asked.shape[1]}, the ads have {dimension}")
+    if not encoder:
+        raise UserError("encoder: the fingerprint is empty")
+    try:
+        columns = attributes.encode(strings, numbers, n)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    rng = np.random.default_rng(seed)
+    started = time.monotonic()
+    ivf, order = _cluster(unit, seed, progress)
+    trained = time.monotonic()
+    unit, ids, columns = unit[order], ids[order], columns.take(order)
+    sizes = list_sizes(ivf)
+    if not int(ivf.ntotal) == int(sizes.sum()) == n:
+        raise UserError(f"FAISS stored {int(sizes.sum())} of {n} vectors")
+    sample, source = _calibration_queries(unit, asked, rng)
+    calibration = measure(
+        sample,
+        unit,
+        np.repeat(np.arange(ivf.nlist), sizes),
+        lambda part: rank_lists(ivf, part, ivf.nlist),
+        ivf.nlist,
+        source,
+        lambda done, total: progress("calibrate", done, total),
+    )
+    meta = {
+        "index_kind": INDEX_KIND,
+        "ads": n,
+        "dimension": dimension,
+        "lists": ivf.nlist,
+        "encoder": encoder,
+        "seed": seed,
+        "calibration_source": source,
+        "faiss": faiss.__version__,
+    }
+    with write_bundle(out, KIND, meta) as folder:
+        faiss.write_index(ivf, str(folder / VECTORS_FILE))
+        np.save(folder / IDS_FILE, ids, allow_pickle=False)
+        attributes.save(columns, folder)
+        (folder / CALIBRATION_FILE).write_text(json.dumps(calibration.to_json()), encoding="utf-8")
+    return Built(n, dimension, ivf.nlist, calibration, trained - started, time.monotonic() - trained)
+
+
+def number_of_lists(n: int) -> int:
+    """About 4 sqrt(n), with at least 39 vectors a list, within 1..65,536."""
+    return max(1, min(round(4 * math.sqrt(n)), n // MIN_POINTS_PER_LIST, MAX_LISTS))
+
+
+def _unit_rows(name: str, vectors: Floats) -> Floats:
+    if vectors.ndim != 2 or vectors.dtype != np.float32:
+        raise UserError(f"{name}: {vectors.dtype} of shape {vectors.shape}, expected float32 [n, d]")
+    if not len(vectors) or not 0 < vectors.shape[1] <= MAX_DIMENSION:
+        raise UserError(f"{name}: shape {vectors.shape}; needs a row and a dimension in 1..{MAX_DIMENSION}")
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise UserError(f"{name}: row {int(finite.argmin())} holds a number that is not finite")
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    if not norms.all():
+        raise UserError(f"{name}: row {int(norms.argmin())} is a zero vector")
+    unit = np.empty(vectors.shape, dtype=np.float32)
+    for start in range(0, len(vectors), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        unit[block] = vectors[block] / norms[block, None]
+    return unit
+
+
+def _checked_ids(ad_ids: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]:
+    if ad_ids.dtype != np.int64 or ad_ids.shape != (n,):
+        raise UserError(f"ad_ids: {ad_ids.dtype} of shape {ad_ids.shape}, expected int64 [{n}]")
+    if ad_ids.min() < 1:
+        raise UserError(f"ad_ids: {int(ad_ids.min())} is not positive")
+    distinct, counts = np.unique(ad_ids, return_counts=True)
+    if distinct.size != n:
+        raise UserError(f"ad_ids: {int(distinct[counts > 1][0])} stands there more than once")
+    return ad_ids
+
+
+def _cluster(unit: Floats, seed: int, progress: Progress) -> tuple[Any, npt.NDArray[np.int64]]:
+    """Trains the lists and fills them; returns the index and the order in which its rows hold the vectors."""
+    n, dimension = unit.shape
+    lists = number_of_lists(n)
+    quantizer = faiss.IndexFlatIP(dimension)
+    ivf = faiss.IndexIVFFlat(quantizer, dimension, lists, faiss.METRIC_INNER_PRODUCT)
+    ivf.cp.seed = seed & 0x7FFFFFFF
+    ivf.cp.niter = _TRAIN_ITERATIONS
+    ivf.cp.min_points_per_centroid = MIN_POINTS_PER_LIST
+    ivf.cp.max_points_per_centroid = MAX_POINTS_PER_LIST
+    progress("train", 0, n)
+    ivf.train(unit)
+    list_of = np.empty(n, dtype=np.int64)
+    for start in range(0, n, _BLOCK_ROWS):
+        list_of[start : start + _BLOCK_ROWS] = rank_lists(ivf, unit[start : start + _BLOCK_ROWS], 1)[:, 0]
+        progress("train", min(start + _BLOCK_ROWS, n), n)
+    order = np.argsort(list_of, kind="stable")
+    for start in range(0, n, _BLOCK_ROWS):
+        rows = order[start : start + _BLOCK_ROWS]
+        block, keys = unit[rows], list_of[rows]  # referenced until FAISS has copied them
+        ivf.add_core(len(rows), faiss.swig_ptr(block), None, faiss.swig_ptr(keys))
+    return ivf, order
+
+
+def _calibration_queries(unit: Floats, asked: Floats | None, rng: np.random.Generator) -> tuple[Floats, str]:
+    if asked is not None:
+        chosen = rng.permutation(len(asked))[:CALIBRATION_QUERIES]
+        return np.ascontiguousarray(asked[np.sort(chosen)]), "queries"
+    chosen = rng.permutation(len(unit))[:CALIBRATION_QUERIES]
+    noise = rng.standard_normal((len(chosen), unit.shape[1]))
+    noise /= np.linalg.norm(noise, axis=1, keepdims=True)
+    mixed = _NOISE_COSINE * unit[chosen] + math.sqrt(1 - _NOISE_COSINE**2) * noise
+    mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+    return np.ascontiguousarray(mixed, dtype=np.float32), "noisy_ads"

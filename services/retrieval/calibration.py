@@ -1,0 +1,178 @@
+"""What a fixed budget of inverted lists reaches, measured on held-out queries when the index is built.
+
+For each calibrated k and a ladder of budgets the table holds the mean recall of the exact k nearest, and the
+share of queries whose recall reaches each level of `LEVELS`. A search with a recall target takes the smallest
+budget that reaches it; at the full number of lists an IVF-Flat search is exhaustive, so every target is
+reachable, if only by comparing every ad.
+
+Recall counts ties: an ad as similar as the k-th nearest is as good as it, so that copies of one ad text do
+not lower the figure. Measuring needs one pass over the vectors per query block and no search: where the list
+of a true neighbour stands in the query's own ranking of lists is the budget that finds it (Li et al.,
+SIGMOD'20, section 3.2), so the whole ladder comes from one exact scan. O(queries x n x d).
+
+What is approximate: the figures are sample means, and a k between two calibrated ones takes the figures of
+the next larger k, which is the harder one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from services.runtime.errors import BundleError
+
+CALIBRATION_FILE = "calibration.json"
+CALIBRATED_K = (1, 10, 50, 100, 200, 500, 1000)
+LEVELS = (0.8, 0.9, 0.95, 0.99, 1.0)
+_TIE = 1e-6  # inner products of unit vectors in float32 agree to this
+_STEP = 1.15  # ratio between two budgets of the ladder: at most 15 % more lists than needed
+_BLOCK_BYTES = 64 << 20
+# Mean recalls are quotients of small integers summed in float64: equal figures may differ by this.
+_ROUNDING = 1e-9
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A budget, and the mean recall it reached in calibration."""
+
+    lists: int
+    recall: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The table: `mean_recall` [k, budget], `coverage` [k, budget, level], in 0..1, rising with budget."""
+
+    ks: tuple[int, ...]
+    budgets: npt.NDArray[np.int64]
+    mean_recall: Floats
+    coverage: Floats
+    queries: int
+    source: str
+
+    def for_mean_recall(self, k: int, recall: float) -> Choice:
+        """The smallest budget whose mean recall of the k nearest is at least `recall`."""
+        row = self._row(k)
+        return self._all() if row is None else self._first(row, self.mean_recall[row] >= recall - _ROUNDING)
+
+    def for_coverage(self, k: int, recall: float, share: float) -> Choice:
+        """The smallest budget with which at least `share` of the queries reach `recall`.
+
+        Between two measured levels the higher one counts.
+        """
+        row = self._row(k)
+        if row is None:
+            return self._all()
+        level = int(np.searchsorted(LEVELS, recall - _ROUNDING))
+        return self._first(row, self.coverage[row, :, level] >= share - _ROUNDING)
+
+    def predicted(self, k: int, lists: int) -> float:
+        """Mean recall of the k nearest to expect from `lists` lists, 0..1.
+
+        A k above every calibrated one takes the figure of the largest, which flatters it a little.
+        """
+        row = self._row(k)
+        column = int(np.searchsorted(self.budgets, lists, side="right")) - 1
+        return float(self.mean_recall[len(self.ks) - 1 if row is None else row, column])
+
+    def _row(self, k: int) -> int | None:
+        return next((row for row, calibrated in enumerate(self.ks) if calibrated >= k), None)
+
+    def _first(self, row: int, reached: npt.NDArray[np.bool_]) -> Choice:
+        column = int(reached.argmax())  # the last budget always reaches: it is every list
+        return Choice(int(self.budgets[column]), float(self.mean_recall[row, column]))
+
+    def _all(self) -> Choice:
+        return Choice(int(self.budgets[-1]), 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document written to the bundle."""
+        return {
+            "queries": self.queries,
+            "source": self.source,
+            "ks": list(self.ks),
+            "budgets": self.budgets.tolist(),
+            "levels": list(LEVELS),
+            "mean_recall": self.mean_recall.tolist(),
+            "coverage": self.coverage.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any], lists: int) -> Calibration:
+        """The table of an index with this number of lists; BundleError unless the document is a valid one."""
+        try:
+            ks = tuple(int(k) for k in document["ks"])
+            budgets = np.asarray(document["budgets"], dtype=np.int64)
+            mean = np.asarray(document["mean_recall"], dtype=np.float64)
+            coverage = np.asarray(document["coverage"], dtype=np.float64)
+            queries, source = int(document["queries"]), str(document["source"])
+            levels = tuple(float(level) for level in document["levels"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BundleError(f"{CALIBRATION_FILE}: {error!r}") from error
+        shape = (len(ks), budgets.size)
+        if levels != LEVELS or not ks or list(ks) != sorted(set(ks)) or ks[0] < 1:
+            raise BundleError(f"{CALIBRATION_FILE}: levels or k values are not the expected ones")
+        if budgets.ndim != 1 or not budgets.size or budgets[0] != 1 or budgets[-1] != lists:
+            raise BundleError(f"{CALIBRATION_FILE}: budgets do not run from 1 to {lists} lists")
+        if (np.diff(budgets) <= 0).any():
+            raise BundleError(f"{CALIBRATION_FILE}: budgets do not rise")
+        for name, table, expected in (
+            ("mean_recall", mean, shape),
+            ("coverage", coverage, (*shape, len(LEVELS))),
+        ):
+            if table.shape != expected:
+                raise BundleError(f"{CALIBRATION_FILE}: {name} has shape {table.shape}, expected {expected}")
+            if not ((table >= 0) & (table <= 1 + _ROUNDING)).all() or (np.diff(table, axis=1) < 0).any():
+                raise BundleError(f"{CALIBRATION_FILE}: {name} is not in 0..1 or falls with the budget")
+            if (table[:, -1] < 1 - _ROUNDING).any():
+                raise BundleError(f"{CALIBRATION_FILE}: {name} of an exhaustive search is below 1")
+        return cls(ks, budgets, mean, coverage, queries, source)
+
+
+def ladder(lists: int) -> npt.NDArray[np.int64]:
+    """Budgets from 1 to `lists`, each about 15 % above the one before."""
+    steps = int(np.ceil(np.log(lists) / np.log(_STEP))) if lists > 1 else 0
+    rungs = np.minimum(np.round(_STEP ** np.arange(steps + 1)), lists).astype(np.int64)
+    return np.unique(np.append(rungs, lists))
+
+
+def measure(
+    queries: npt.NDArray[np.float32],
+    vectors: npt.NDArray[np.float32],
+    list_of: npt.NDArray[np.int64],
+    rankings: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.int64]],
+    lists: int,
+    source: str,
+    progress: Callable[[int, int], None],
+) -> Calibration:
+    """Measures the table for unit `queries` [m, d] over unit `vectors` [n, d].
+
+    `list_of` [n] names the list of each vector; `rankings` returns, for queries [b, d], all lists from the
+    nearest on [b, lists], as the search itself would visit them. `progress` gets queries done and in all.
+    """
+    n, m = len(vectors), len(queries)
+    ks = tuple(k for k in CALIBRATED_K if k < n) or (n,)
+    budgets = ladder(lists)
+    recalls = np.empty((len(ks), budgets.size, m))
+    block = max(1, min(m, _BLOCK_BYTES // (4 * n)))
+    for start in range(0, m, block):
+        part = queries[start : start + block]
+        similarities = part @ vectors.T
+        order = rankings(part)
+        rank_of = np.empty_like(order)
+        np.put_along_axis(rank_of, order, np.arange(lists)[None, :], axis=1)
+        for row, k in enumerate(ks):
+            floor = np.partition(similarities, n - k, axis=1)[:, n - k] - _TIE
+            for i in range(len(part)):
+                near = np.flatnonzero(similarities[i] >= floor[i])
+                ranks = np.sort(rank_of[i, list_of[near]])[:k]
+                recalls[row, :, start + i] = np.searchsorted(ranks, budgets) / k
+        progress(min(start + block, m), m)
+    coverage = np.stack([(recalls >= level - _ROUNDING).mean(axis=2) for level in LEVELS], axis=2)
+    return Calibration(ks, budgets, recalls.mean(axis=2), coverage, m, source)

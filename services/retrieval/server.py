@@ -1,0 +1,289 @@
+"""The gRPC layer of retrieval: checks requests, hands work to threads, builds answers.
+
+Searches run on a pool of `threads`, each single-threaded inside FAISS; changes run on one writer thread,
+which alone touches the delta and its log. A request takes one snapshot when it arrives and is checked and
+answered with it, whatever is upserted or swapped meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from frugalads.retrieval.v1 import retrieval_pb2 as pb
+from frugalads.retrieval.v1 import retrieval_pb2_grpc as rpc
+from services.retrieval import requests
+from services.retrieval.config import RetrievalConfig
+from services.retrieval.delta import Delta, Snapshot
+from services.retrieval.index import INDEX_KIND, KIND, LoadedIndex, load_index
+from services.retrieval.kernels import limit_loading, use_one_thread
+from services.retrieval.search import Answer, Answers, Query, search
+from services.runtime.bundles import open_bundle, parse_in_child
+from services.runtime.deadlines import Deadline
+from services.runtime.errors import FailedPrecondition, InvalidArgument, UserError
+from services.runtime.server import Runtime
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+
+class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceServicer):
+    """Serves one index and its delta."""
+
+    name = "retrieval"
+
+    def __init__(self, config: RetrievalConfig, runtime: Runtime[RetrievalConfig]) -> None:
+        self._config = config
+        self._log = runtime.log
+        threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
+        self._searchers = ThreadPoolExecutor(threads, "search", initializer=use_one_thread)
+        self._writer = ThreadPoolExecutor(1, "delta", initializer=use_one_thread)
+        self._swapping = asyncio.Lock()
+        self._delta: Delta | None = None
+        metrics = runtime.metrics
+        self._searches = metrics.counter("searches_total", "Vectors searched.", ("stop_reason",))
+        self._codes = metrics.counter("codes_scanned_total", "Ads compared with a query.")
+        self._lists = metrics.counter("lists_visited_total", "Inverted lists visited.")
+        self._ads = metrics.gauge("ads", "Ads that searches can return.")
+        self._changes = metrics.gauge("delta_changes", "Changes held beside the index.")
+
+    def register(self, server: grpc.aio.Server, admin: grpc.aio.Server) -> list[str]:
+        """Adds the search service to the public server and the administration to the other."""
+        rpc.add_RetrievalServiceServicer_to_server(self, server)
+        rpc.add_RetrievalAdminServiceServicer_to_server(self, admin)
+        services = pb.DESCRIPTOR.services_by_name
+        return [services[name].full_name for name in ("RetrievalService", "RetrievalAdminService")]
+
+    async def start(self) -> None:
+        """Loads the configured index and replays its delta; raises UserError when either cannot be used."""
+        limit_loading(self._config.max_index_bytes)
+        index = await asyncio.to_thread(self._load, Path(self._config.index), None)
+        await self._in(self._writer, lambda: self._install(index))
+
+    async def stop(self) -> None:
+        """Ends the threads and closes the log."""
+        for pool in (self._searchers, self._writer):
+            await asyncio.to_thread(pool.shutdown)
+        if self._delta is not None:
+            self._delta.close()
+
+    async def Search(self, request: pb.SearchRequest, context: Context) -> pb.SearchResponse:
+        """Finds the k nearest ads."""
+        arrived = time.perf_counter_ns()
+        snapshot = self._current().snapshot
+        query = requests.parse_search(request, snapshot.index, self._config)
+        answers, queue_us = await self._search(snapshot, query, Deadline.of(context))
+        return _response(snapshot, answers, answers.rows[0], queue_us, _us_since(arrived))
+
+    async def SearchBatch(self, request: pb.SearchBatchRequest, context: Context) -> pb.SearchBatchResponse:
+        """Finds the k nearest ads of each row."""
+        arrived = time.perf_counter_ns()
+        snapshot = self._current().snapshot
+        query = requests.parse_batch(request, snapshot.index, self._config)
+        answers, queue_us = await self._search(snapshot, query, Deadline.of(context))
+        total_us = _us_since(arrived)
+        rows = [_response(snapshot, answers, row, queue_us, total_us) for row in answers.rows]
+        return pb.SearchBatchResponse(results=rows)
+
+    async def Upsert(self, request: pb.UpsertRequest, context: Context) -> pb.UpsertResponse:
+        """Adds or replaces ads."""
+        deadline = Deadline.of(context)
+
+        def change() -> int:
+            deadline.check("storing the change")
+            delta = self._current()
+            ads = requests.parse_upsert(request, delta.snapshot.index, self._config)
+            sequence = delta.upsert(ads)
+            self._measure(delta.snapshot)
+            return sequence
+
+        return pb.UpsertResponse(delta_sequence=await self._in(self._writer, change))
+
+    async def Delete(self, request: pb.DeleteRequest, context: Context) -> pb.DeleteResponse:
+        """Hides ads."""
+        deadline = Deadline.of(context)
+        ad_ids = requests.parse_delete(request, self._config)
+
+        def change() -> tuple[int, int]:
+            deadline.check("storing the change")
+            delta = self._current()
+            result = delta.delete(ad_ids)
+            self._measure(delta.snapshot)
+            return result
+
+        sequence, deleted = await self._in(self._writer, change)
+        return pb.DeleteResponse(delta_sequence=sequence, deleted=deleted)
+
+    async def GetInfo(self, request: pb.GetInfoRequest, context: Context) -> pb.GetInfoResponse:
+        """Tells versions, sizes, limits and filter fields."""
+        snapshot, config = self._current().snapshot, self._config
+        index, table = snapshot.index, snapshot.index.calibration
+        fields = [pb.FilterField(name=name, numeric=False) for name in index.columns.strings]
+        fields += [pb.FilterField(name=name, numeric=True) for name in index.columns.numbers]
+        points = [
+            pb.CalibrationPoint(lists=lists, k=k, mean_recall=float(table.mean_recall[row, column]))
+            for row, k in enumerate(table.ks)
+            for column, lists in enumerate(table.budgets.tolist())
+        ]
+        return pb.GetInfoResponse(
+            versions=_versions(snapshot),
+            index_kind=INDEX_KIND,
+            encoder=index.encoder,
+            ads=snapshot.ads,
+            dimension=index.dimension,
+            lists=index.lists,
+            filter_fields=fields,
+            calibration=points,
+            limits=pb.Limits(
+                max_k=config.max_k,
+                max_batch=config.max_batch,
+                max_batch_results=config.max_batch_results,
+                max_filter_conditions=config.max_filter_conditions,
+                max_filter_values=config.max_filter_values,
+                max_delete=config.max_delete,
+                max_delta=config.max_delta,
+                max_message_bytes=config.max_message_bytes,
+                max_concurrent=config.max_concurrent,
+            ),
+        )
+
+    async def SwapIndex(self, request: pb.SwapIndexRequest, context: Context) -> pb.SwapIndexResponse:
+        """Serves another index instead of the current one, which lives on until its last search ends.
+
+        An index of another encoder is refused: queries are embedded by the inference service, and vectors of
+        two encoders are not comparable, so such an answer would be silently wrong. Change the encoder by
+        restarting both services with the new bundles.
+        """
+        if not request.path:
+            raise InvalidArgument("path", "", "the folder of an index bundle")
+        deadline = Deadline.of(context)
+        async with self._swapping:
+            deadline.check("loading the index")
+            current = self._current().snapshot
+            try:
+                index = await asyncio.to_thread(self._load, Path(request.path), current.index.encoder)
+                deadline.check("swapping the index")
+                before, after = await self._in(self._writer, lambda: self._install(index))
+            except UserError as error:
+                raise FailedPrecondition(
+                    "INDEX_REJECTED",
+                    str(error),
+                    subject=request.path,
+                    remedy="the current index stays; build the bundle again",
+                    path=request.path,
+                ) from error
+        return pb.SwapIndexResponse(previous=_versions(before or after), current=_versions(after))
+
+    def _current(self) -> Delta:
+        assert self._delta is not None  # the runtime admits no call before start() returned
+        return self._delta
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+    async def _search(self, snapshot: Snapshot, query: Query, deadline: Deadline) -> tuple[Answers, int]:
+        queued = time.perf_counter_ns()
+
+        def work() -> tuple[Answers, int]:
+            waited_us = _us_since(queued)
+            return search(snapshot, query, self._config.exact_below, deadline), waited_us
+
+        answers, queue_us = await self._in(self._searchers, work)
+        for row in answers.rows:
+            self._searches.labels("EXHAUSTED" if row.exhausted else "BUDGET").inc()
+            self._codes.inc(row.codes_scanned)
+            self._lists.inc(row.lists_visited)
+        return answers, queue_us
+
+    def _load(self, folder: Path, encoder: str | None) -> LoadedIndex:
+        """Verifies, tries in a child, loads and warms a bundle; `encoder` is the one it must be of."""
+        use_one_thread()
+        bundle = open_bundle(folder, KIND, max_bytes=self._config.max_index_bytes)
+        if encoder is not None and bundle.meta.get("encoder") != encoder:
+            raise FailedPrecondition(
+                "ENCODER_MISMATCH",
+                f"{folder} holds vectors of encoder {bundle.meta.get('encoder')}, not of {encoder}",
+                subject=str(folder),
+                remedy="restart retrieval and inference together to change the encoder",
+                encoder=encoder,
+            )
+        started = time.monotonic()
+        parse_in_child("services.retrieval.index:try_load", folder, self._config.load_timeout_ms / 1000)
+        index = load_index(bundle)
+        index.warm()
+        self._log.info(
+            "index_loaded",
+            path=str(folder),
+            fingerprint=index.fingerprint,
+            ads=index.size,
+            lists=index.lists,
+            calibrated_on=index.calibration.source,
+            load_ms=round((time.monotonic() - started) * 1000),
+        )
+        return index
+
+    def _install(self, index: LoadedIndex) -> tuple[Snapshot | None, Snapshot]:
+        """Opens the delta of an index and serves both; on the writer thread, so no change is under way."""
+        old = self._delta
+        if old is not None and old.snapshot.index.fingerprint == index.fingerprint:
+            return old.snapshot, old.snapshot
+        folder = Path(self._config.delta_dir)
+        new = Delta(index, folder, self._config.max_delta)
+        if new.torn_bytes:
+            self._log.warning("delta_log_tail_cut", bytes=new.torn_bytes, fingerprint=index.fingerprint)
+        self._delta = new
+        self._measure(new.snapshot)
+        if old is None:
+            return None, new.snapshot
+        left = old.snapshot
+        old.close()
+        if left.changes:
+            # They stay in the log of the old index; whether the new build holds them its owner knows.
+            self._log.warning("delta_left_behind", fingerprint=left.index.fingerprint, changes=left.changes)
+        return left, new.snapshot
+
+    def _measure(self, snapshot: Snapshot) -> None:
+        self._ads.set(snapshot.ads)
+        self._changes.set(snapshot.changes)
+
+
+def build(config: RetrievalConfig, runtime: Runtime[RetrievalConfig]) -> RetrievalServer:
+    """The retrieval service for `services.runtime.server`."""
+    return RetrievalServer(config, runtime)
+
+
+def _us_since(start_ns: int) -> int:
+    return (time.perf_counter_ns() - start_ns) // 1000
+
+
+def _versions(snapshot: Snapshot) -> pb.Versions:
+    return pb.Versions(index=snapshot.index.fingerprint, delta_sequence=snapshot.sequence)
+
+
+def _response(
+    snapshot: Snapshot, answers: Answers, row: Answer, queue_us: int, total_us: int
+) -> pb.SearchResponse:
+    return pb.SearchResponse(
+        ad_ids=row.ad_ids.tolist(),
+        similarities=row.similarities.tolist(),
+        truncated=row.truncated,
+        work=pb.Work(
+            lists_planned=row.lists_planned,
+            lists_visited=row.lists_visited,
+            codes_scanned=row.codes_scanned,
+        ),
+        stop_reason=pb.STOP_REASON_EXHAUSTED if row.exhausted else pb.STOP_REASON_BUDGET,
+        predicted_recall=min(1.0, row.recall),
+        degraded_reasons=[pb.DEGRADED_REASON_FIXED_BUDGET] if row.fixed_budget else [],
+        versions=_versions(snapshot),
+        timings=pb.Timings(
+            queue_us=queue_us, filter_us=answers.filter_us, scan_us=answers.scan_us, total_us=total_us
+        ),
+    )
