@@ -1,0 +1,1 @@
+"""The four services, what they share, and the command that runs them."""

@@ -1,0 +1,1 @@
+"""Pure algorithms: no sockets, no files, no clocks of their own."""

@@ -1,0 +1,1 @@
+"""Sample data, query streams, load, reports and benches."""

@@ -1,0 +1,1 @@
+"""The ad catalogue: its schema, import from users' files, and the bundle that services read."""

@@ -1,0 +1,1 @@
+"""The whole pipeline as child processes of one command, on one machine."""
