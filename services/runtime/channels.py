@@ -1,8 +1,9 @@
 """Channels to the services that a service calls.
 
 Re-connection starts at 100 ms and is capped at 1 s, so that a restarted service is used again within
-seconds. Keepalive pings are those that our servers permit (`server.CHANNEL_OPTIONS`); a peer that hangs is
-found by its health probe and by the deadline of each call, not by the transport.
+seconds; `min_reconnect_backoff_ms` is how long one attempt may take, not how long to wait before it.
+Keepalive pings are those that our servers permit (`server._options`); a peer that hangs is found by its
+health probe and by the deadline of each call, not by the transport.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def open_channel(target: str, tls: ClientTls | None, max_message_bytes: int) -> 
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 5_000),

@@ -1,0 +1,1 @@
+"""Eviction orders: which cache entry goes first, by what it costs to compute again."""

@@ -1,0 +1,67 @@
+"""Options of the scoring service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.runtime.config import ServerConfig, option
+from services.runtime.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig(ServerConfig):
+    """The table `[scoring]`."""
+
+    cache_url: str = option("redis://127.0.0.1:6379/0", "Redis that holds scored lists.")
+    state_url: str = option(
+        "redis://127.0.0.1:6380/0", "Redis that holds live ads, budgets, clicks and revenue."
+    )
+    retrieval_target: str = option("127.0.0.1:7101", "Address of the retrieval service.")
+    inference_target: str = option("127.0.0.1:7102", "Address of the inference service.")
+    eviction_target: str = option("", "Address of the eviction sidecar; empty has none.")
+    click_secret: str = option(
+        "",
+        "Secret that signs click tokens, 16 characters or more, the same in every scoring process.",
+        secret=True,
+    )
+    key_prefix: str = option("frugalads:list:", "Prefix of cache keys; the eviction sidecar manages it.")
+    refresh_every: int = option(5, "A cached list is computed anew at every n-th hit.", low=1, high=1_000_000)
+    candidates: int = option(48, "Ads asked from retrieval for a list.", low=1, high=1000)
+    list_capacity: int = option(
+        64, "Ads that a cached list holds after merging; candidates or more.", low=1, high=4096
+    )
+    recall_target: float = option(0.95, "Mean recall asked from retrieval.", low=0.01, high=1.0)
+    min_similarity: float = option(
+        0.40, "Candidates less similar to the query are dropped as unrelated.", low=-1.0, high=1.0
+    )
+    reserve_usd: float = option(
+        0.05, "Least bid that takes part, and least price of a click.", low=0.000001, high=1000
+    )
+    cache_timeout_ms: int = option(20, "Longest wait for the cache.", low=1, high=10_000)
+    state_timeout_ms: int = option(1_000, "Longest wait for the state Redis.", low=1, high=60_000)
+    compute_timeout_ms: int = option(2_000, "Longest computation of a list.", low=10, high=60_000)
+    max_query_chars: int = option(256, "Most characters of a query.", low=1, high=4096)
+    max_slots: int = option(16, "Most ad positions of an answer.", low=1, high=64)
+    max_clicks: int = option(100, "Most clicks of a RecordClicks.", low=1, high=1000)
+    max_updates: int = option(1000, "Most changes of an UpdateAds.", low=1, high=10_000)
+    max_concurrent_computations: int = option(
+        64,
+        "Lists computed at once; beyond it misses are refused with RESOURCE_EXHAUSTED.",
+        low=1,
+        high=10_000,
+    )
+
+
+MIN_SECRET_CHARS = 16
+
+
+def check(config: ScoringConfig) -> None:
+    """Checks what one bound cannot say. Raises ConfigError."""
+    if len(config.click_secret) < MIN_SECRET_CHARS:
+        raise ConfigError(f"scoring: click_secret must have {MIN_SECRET_CHARS} characters or more")
+    if config.candidates > config.list_capacity:
+        raise ConfigError(
+            f"scoring: candidates {config.candidates} is more than list_capacity {config.list_capacity}"
+        )
+    if not config.key_prefix:
+        raise ConfigError("scoring: key_prefix must not be empty")

@@ -1,0 +1,195 @@
+"""Finding the scored list of a query: cache, refresh decision, computation, write.
+
+    cache answers   list found, reuse               HIT
+                    list found, refresh due         REFRESHED by the caller that found it due; while that runs
+                                                    the others get the cached list as HIT
+                    refresh failed, or is cooling   HIT with REFRESH_FAILED: the cached list, however old
+                    no list                         MISS, one computation shared by all callers
+    cache silent    BYPASSED with CACHE_UNAVAILABLE, computations shared as for a miss
+
+A failed computation without a list to fall back to is the caller's error; it names the dependency at fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from frugalads.scoring.v1 import scoring_pb2
+from services.core.ads_list import AdsList, Versions, merge
+from services.core.refresh import RefreshPolicy
+from services.core.single_flight import CoolDowns, SingleFlight, TooManyComputations
+from services.runtime.deadlines import Deadline
+from services.runtime.errors import ResourceExhausted, ServiceError, Unavailable
+from services.runtime.metrics import Metrics
+from services.scoring.cache import CacheUnavailable, ListCache
+from services.scoring.replica import Replica
+from services.scoring.reporter import Reporter
+from services.scoring.upstream import Cascade
+
+HIT = scoring_pb2.CACHE_STATE_HIT
+MISS = scoring_pb2.CACHE_STATE_MISS
+REFRESHED = scoring_pb2.CACHE_STATE_REFRESHED
+BYPASSED = scoring_pb2.CACHE_STATE_BYPASSED
+
+_FIRST_COOL_DOWN_S = 1.0
+_LONGEST_COOL_DOWN_S = 30.0
+_WRITE_S = 0.5  # beyond the cascade's deadline a computation has this long to end and to write its list
+_RETRY_AFTER_MS = 100
+
+
+class Found(NamedTuple):
+    """A list and how it came about; phases in microseconds, 0 where they did not run."""
+
+    entry: AdsList
+    state: scoring_pb2.CacheState.ValueType
+    predicted_loss_usd: float
+    degraded: tuple[scoring_pb2.DegradedReason.ValueType, ...]
+    cache_us: int
+    embed_us: int = 0
+    retrieve_us: int = 0
+    score_us: int = 0
+
+
+class _Computed(NamedTuple):
+    entry: AdsList
+    embed_us: int
+    retrieve_us: int
+    score_us: int
+
+
+class Ranker:
+    """Finds or computes lists. Event-loop only."""
+
+    def __init__(
+        self,
+        cache: ListCache,
+        cascade: Cascade,
+        replica: Replica,
+        policy: RefreshPolicy,
+        reporter: Reporter,
+        metrics: Metrics,
+        *,
+        list_capacity: int,
+        compute_timeout_ms: int,
+        max_computations: int,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._cache = cache
+        self._cascade = cascade
+        self._replica = replica
+        self._policy = policy
+        self._reporter = reporter
+        self._list_capacity = list_capacity
+        self._timeout_s = compute_timeout_ms / 1000
+        self._max_computations = max_computations
+        self._wall_ms = wall_ms
+        self._cool_downs = CoolDowns(_FIRST_COOL_DOWN_S, _LONGEST_COOL_DOWN_S)
+        self._flights: SingleFlight[_Computed] = SingleFlight(
+            self._timeout_s + _WRITE_S, max_computations, self._cool_downs
+        )
+        self.newest_versions = Versions()
+        self._computed = metrics.counter("computations_total", "Lists computed.", ("outcome",))
+        self._cost = metrics.histogram("computation_seconds", "Time that computing a list took.")
+        metrics.gauge("computations_running", "Lists being computed.").set_function(
+            lambda: len(self._flights)
+        )
+
+    async def find(self, key_text: str, fingerprint: bytes, deadline: Deadline) -> Found:
+        """The list of a query. Raises ServiceError when there is none and none can be computed."""
+        began_s = time.monotonic()
+        try:
+            cached = await self._cache.get(fingerprint)
+        except CacheUnavailable:
+            cache_us = _since_us(began_s)
+            computed = await self._compute_shared(key_text, fingerprint, None, began_s, deadline)
+            degraded = (scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE,)
+            return _found(computed, BYPASSED, degraded, cache_us)
+        cache_us = _since_us(began_s)
+        if cached is None:
+            computed = await self._compute_shared(key_text, fingerprint, None, began_s, deadline)
+            return _found(computed, MISS, (), cache_us)
+        decision = self._policy.on_hit(fingerprint, cached)
+        loss_usd = decision.predicted_loss_usd
+        if not decision.refresh or self._flights.is_running(fingerprint):
+            self._reporter.hit(self._cache.key(fingerprint))
+            return Found(cached, HIT, loss_usd, (), cache_us)
+        if not self._cool_downs.is_cooling(fingerprint):
+            try:
+                computed = await self._compute_shared(key_text, fingerprint, cached, began_s, deadline)
+            except ServiceError:
+                pass
+            else:
+                return _found(computed, REFRESHED, (), cache_us, loss_usd)
+        self._reporter.hit(self._cache.key(fingerprint))
+        return Found(cached, HIT, loss_usd, (scoring_pb2.DEGRADED_REASON_REFRESH_FAILED,), cache_us)
+
+    async def close(self) -> None:
+        """Cancel computations that still run."""
+        await self._flights.close()
+
+    async def _compute_shared(
+        self, key_text: str, fingerprint: bytes, cached: AdsList | None, began_s: float, deadline: Deadline
+    ) -> _Computed:
+        deadline.check("computing the list")
+        try:
+            return await self._flights.run(
+                fingerprint, lambda: self._compute(key_text, fingerprint, cached), began_s
+            )
+        except TooManyComputations as error:
+            raise ResourceExhausted(
+                "TOO_MANY_COMPUTATIONS",
+                f"{self._max_computations} lists are being computed",
+                _RETRY_AFTER_MS,
+                limit=self._max_computations,
+            ) from error
+        except TimeoutError as error:
+            raise Unavailable(
+                "COMPUTATION_TIMEOUT", "the list could not be computed in time", _RETRY_AFTER_MS
+            ) from error
+
+    async def _compute(self, key_text: str, fingerprint: bytes, cached: AdsList | None) -> _Computed:
+        began_s = time.monotonic()
+        try:
+            scored = await self._cascade.compute(key_text, self._replica.ads, Deadline.after(self._timeout_s))
+        except Exception:
+            self._computed.labels("failed").inc()
+            raise
+        cost_us = _since_us(began_s)
+        self._computed.labels("refreshed" if cached is not None else "inserted").inc()
+        self._cost.observe(cost_us / 1e6)
+        fresh = AdsList(
+            scored.ad_ids,
+            scored.click_probabilities,
+            self._wall_ms(),
+            cost_us,
+            scored.versions,
+            scored.retrieval_degraded,
+        )
+        entry = merge(cached, fresh, self._list_capacity)
+        self.newest_versions = entry.versions
+        priority = self._reporter.priority(cost_us)
+        try:
+            written = await self._cache.put(fingerprint, entry, priority.expire_at_ms)
+        except CacheUnavailable:
+            written = None  # the answer does not depend on it, and the failure is counted
+        if written is not None:
+            self._policy.on_write(fingerprint, entry)
+            self._reporter.written(written, cost_us, priority)
+        return _Computed(entry, scored.embed_us, scored.retrieve_us, scored.score_us)
+
+
+def _found(
+    computed: _Computed,
+    state: scoring_pb2.CacheState.ValueType,
+    degraded: tuple[scoring_pb2.DegradedReason.ValueType, ...],
+    cache_us: int,
+    loss_usd: float = 0.0,
+) -> Found:
+    entry, embed_us, retrieve_us, score_us = computed
+    return Found(entry, state, loss_usd, degraded, cache_us, embed_us, retrieve_us, score_us)
+
+
+def _since_us(began_s: float) -> int:
+    return int((time.monotonic() - began_s) * 1e6)

@@ -1,0 +1,283 @@
+"""The gRPC layer of the scoring service, and what wires its parts together."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import time
+from typing import Any
+
+import grpc
+from redis.asyncio import Redis
+
+from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
+from services.core.auction import Placement, run_auction
+from services.core.query import fingerprint
+from services.core.refresh import FixedRefresh
+from services.runtime.channels import open_channel
+from services.runtime.deadlines import Deadline
+from services.runtime.errors import ConfigError
+from services.runtime.redis_client import connect
+from services.runtime.server import Runtime
+from services.runtime.tls import peer_tls
+from services.scoring import click_token, probes, validation
+from services.scoring.cache import RedisCache
+from services.scoring.config import ScoringConfig, check
+from services.scoring.ranker import Found, Ranker
+from services.scoring.replica import Replica, to_micros
+from services.scoring.reporter import Reporter
+from services.scoring.state import State
+from services.scoring.tasks import end
+from services.scoring.upstream import Cascade, CascadeOptions
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CHARGED = scoring_pb2.CLICK_OUTCOME_CHARGED
+_DUPLICATE = scoring_pb2.CLICK_OUTCOME_DUPLICATE
+_STALE_ADS = scoring_pb2.DEGRADED_REASON_STALE_ADS
+_RETRIEVAL = scoring_pb2.DEGRADED_REASON_RETRIEVAL
+_MICROS = 1_000_000
+_STATE_CONNECTIONS = 16
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
+    """Serves frugalads.scoring.v1.ScoringService."""
+
+    name = "scoring"
+
+    def __init__(self, config: ScoringConfig, runtime: Runtime[ScoringConfig]) -> None:
+        check(config)
+        self._config = config
+        self._secret = config.click_secret.encode()
+        self._reserve_micros = to_micros(config.reserve_usd)
+        tls, size = peer_tls(config), config.max_message_bytes
+        self._inference = open_channel(config.inference_target, tls, size)
+        self._retrieval = open_channel(config.retrieval_target, tls, size)
+        self._eviction = open_channel(config.eviction_target, tls, size) if config.eviction_target else None
+        # As many connections as calls: a caller never waits for a connection, only for the cache.
+        client = _connect("cache_url", config.cache_url, config.cache_timeout_ms, config.max_concurrent)
+        self._cache = RedisCache(client, config.key_prefix, runtime.metrics)
+        client = _connect("state_url", config.state_url, config.state_timeout_ms, _STATE_CONNECTIONS)
+        self._state = State(client)
+        self._replica = Replica(self._state, runtime.metrics, runtime.log)
+        self._reporter = Reporter(self._eviction, runtime.metrics, runtime.log)
+        self._policy = FixedRefresh(config.refresh_every)
+        options = CascadeOptions(config.candidates, config.recall_target, config.min_similarity)
+        self._ranker = Ranker(
+            self._cache,
+            Cascade(self._inference, self._retrieval, options),
+            self._replica,
+            self._policy,
+            self._reporter,
+            runtime.metrics,
+            list_capacity=config.list_capacity,
+            compute_timeout_ms=config.compute_timeout_ms,
+            max_computations=config.max_concurrent_computations,
+        )
+        self._health = runtime.health
+        self._watchers: list[asyncio.Task[None]] = []
+        answers = runtime.metrics.counter("answers_total", "RankAds answers.", ("cache_state",))
+        self._answers = {
+            number: answers.labels(name.removeprefix("CACHE_STATE_").lower())
+            for name, number in scoring_pb2.CacheState.items()
+        }
+        self._degraded = runtime.metrics.counter(
+            "degraded_answers_total", "RankAds answers that lack something.", ("reason",)
+        )
+        self._charged = runtime.metrics.counter("clicks_total", "Clicks recorded.", ("outcome",))
+        self._revenue = runtime.metrics.counter("revenue_usd_total", "Revenue charged, US dollars.")
+
+    def register(self, server: Any, admin: Any) -> list[str]:
+        """Adds the public service."""
+        scoring_pb2_grpc.add_ScoringServiceServicer_to_server(self, server)
+        return [scoring_pb2.DESCRIPTOR.services_by_name["ScoringService"].full_name]
+
+    async def start(self) -> None:
+        """Loads the live ads; waits for the state Redis as long as it takes."""
+        dependencies: list[tuple[str, bool, probes.Probe]] = [
+            ("cache", False, self._cache.ping),
+            (
+                "state",
+                False,
+                self._state.ping,
+            ),  # answers go on from the replica; only clicks and updates need it
+            (
+                "retrieval",
+                True,
+                probes.health_probe(self._retrieval, "frugalads.retrieval.v1.RetrievalService"),
+            ),
+            (
+                "inference",
+                True,
+                probes.health_probe(self._inference, "frugalads.inference.v1.InferenceService"),
+            ),
+        ]
+        if self._eviction is not None:
+            probe = probes.health_probe(self._eviction, "frugalads.eviction.v1.EvictionService")
+            dependencies.append(("eviction", False, probe))
+        for name, required, probe in dependencies:
+            watcher = probes.watch(self._health.dependency(name, required), probe)
+            self._watchers.append(asyncio.create_task(watcher))
+        await self._reporter.start()
+        await self._replica.start()
+        # The ads live long. Without this, a full garbage collection would now and then walk all of them while
+        # every answer waits: 26 ms for 100,000.
+        gc.freeze()
+
+    async def stop(self) -> None:
+        """Stops every task and closes every connection."""
+        await end(*self._watchers)
+        await self._ranker.close()
+        await self._reporter.stop()
+        await self._replica.stop()
+        await self._cache.close()
+        await self._state.close()
+        for channel in (self._inference, self._retrieval, self._eviction):
+            if channel is not None:
+                await channel.close()
+
+    async def RankAds(
+        self, request: scoring_pb2.RankAdsRequest, context: Context
+    ) -> scoring_pb2.RankAdsResponse:
+        """The list, from the cache or computed, then the live auction over it."""
+        began = time.perf_counter_ns()
+        key_text = validation.key_text(request, self._config.max_query_chars, self._config.max_slots)
+        viewer = validation.viewer(request)
+        name = fingerprint(key_text)
+        found = await self._ranker.find(key_text, name, Deadline.of(context))
+        auction_at = time.perf_counter_ns()
+        entry = found.entry
+        placements = run_auction(
+            entry.ad_ids,
+            entry.click_probabilities,
+            self._replica.ads,
+            viewer,
+            request.slots,
+            self._reserve_micros,
+        )
+        now_ms = time.time_ns() // 1_000_000
+        answer_id = os.urandom(16)
+        head = name[: click_token.FINGERPRINT_HEAD_BYTES]
+        versions = entry.versions
+        response = scoring_pb2.RankAdsResponse(
+            ads=[self._ranked(placement, answer_id, head, now_ms) for placement in placements],
+            cache_state=found.state,
+            predicted_loss_usd=found.predicted_loss_usd,
+            degraded_reasons=self._degraded_reasons(found),
+            versions=scoring_pb2.Versions(
+                index=versions.index, encoder=versions.encoder, scorer=versions.scorer
+            ),
+            request_id=_request_id(context) or answer_id.hex(),
+            list_age_ms=max(0, now_ms - entry.written_at_ms),
+        )
+        self._answers[found.state].inc()
+        ended = time.perf_counter_ns()
+        timings = response.timings
+        timings.cache_us = found.cache_us
+        timings.embed_us = found.embed_us
+        timings.retrieve_us = found.retrieve_us
+        timings.score_us = found.score_us
+        timings.auction_us = (ended - auction_at) // 1000
+        timings.total_us = (ended - began) // 1000
+        return response
+
+    async def RecordClicks(
+        self, request: scoring_pb2.RecordClicksRequest, context: Context
+    ) -> scoring_pb2.RecordClicksResponse:
+        """Charges clicks, all or none; answered after the state Redis has them."""
+        now_ms = time.time_ns() // 1_000_000
+        clicks = validation.clicks(request, self._config.max_clicks, self._secret, now_ms)
+        Deadline.of(context).check("charging")
+        charged = await self._state.record_clicks(clicks, now_ms)
+        self._replica.nudge()
+        for (_, shown), is_new in zip(clicks, charged, strict=True):
+            self._charged.labels("charged" if is_new else "duplicate").inc()
+            if is_new:
+                self._revenue.inc(shown.price_micros / _MICROS)
+        return scoring_pb2.RecordClicksResponse(outcomes=[_CHARGED if new else _DUPLICATE for new in charged])
+
+    async def UpdateAds(
+        self, request: scoring_pb2.UpdateAdsRequest, context: Context
+    ) -> scoring_pb2.UpdateAdsResponse:
+        """Applies changes, all or none; answered after the state Redis has them."""
+        updates = validation.updates(request, self._config.max_updates)
+        Deadline.of(context).check("updating")
+        await self._state.update(updates)
+        self._replica.nudge()
+        return scoring_pb2.UpdateAdsResponse(applied=len(updates))
+
+    async def GetInfo(
+        self, request: scoring_pb2.GetInfoRequest, context: Context
+    ) -> scoring_pb2.GetInfoResponse:
+        """Versions, limits and dependencies."""
+        versions = self._ranker.newest_versions
+        config = self._config
+        return scoring_pb2.GetInfoResponse(
+            versions=scoring_pb2.Versions(
+                index=versions.index, encoder=versions.encoder, scorer=versions.scorer
+            ),
+            ads=len(self._replica.ads),
+            ads_age_ms=self._replica.age_ms,
+            refresh_policy=self._policy.name,
+            dependencies={d.name: d.is_up for d in self._health.dependencies.values()},
+            limits=scoring_pb2.Limits(
+                max_query_chars=config.max_query_chars,
+                max_slots=config.max_slots,
+                max_clicks=config.max_clicks,
+                max_updates=config.max_updates,
+                max_message_bytes=config.max_message_bytes,
+                max_concurrent=config.max_concurrent,
+            ),
+        )
+
+    def _ranked(
+        self, placement: Placement, answer_id: bytes, head: bytes, now_ms: int
+    ) -> scoring_pb2.RankedAd:
+        ad, click_probability, bid_micros, price_micros = placement
+        advertiser = ad.account.advertiser
+        shown = click_token.Shown(answer_id, ad.ad_id, price_micros, now_ms, head, advertiser)
+        return scoring_pb2.RankedAd(
+            ad_id=ad.ad_id,
+            title=ad.title,
+            advertiser=advertiser,
+            click_probability=click_probability,
+            bid_usd=bid_micros / _MICROS,
+            price_usd=price_micros / _MICROS,
+            click_token=click_token.issue(self._secret, shown),
+        )
+
+    def _degraded_reasons(self, found: Found) -> list[scoring_pb2.DegradedReason.ValueType]:
+        reasons = list(found.degraded)
+        if self._replica.is_stale:
+            reasons.append(_STALE_ADS)
+        if found.entry.retrieval_degraded:
+            reasons.append(_RETRIEVAL)
+        for reason in reasons:
+            label = scoring_pb2.DegradedReason.Name(reason).removeprefix("DEGRADED_REASON_").lower()
+            self._degraded.labels(label).inc()
+        return reasons
+
+
+def _connect(key: str, url: str, timeout_ms: int, max_connections: int) -> Redis:
+    try:
+        return connect(url, timeout_ms, max_connections)
+    except ValueError as error:
+        raise ConfigError(f"scoring: {key}: {error}") from error
+
+
+def _request_id(context: Context) -> str:
+    """The caller's request id where it is a plain token of at most 64 characters, else nothing."""
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_HEADER:
+            return value if isinstance(value, str) and _REQUEST_ID.fullmatch(value) else ""
+    return ""
+
+
+def build(config: ScoringConfig, runtime: Runtime[ScoringConfig]) -> ScoringService:
+    """The scoring service of one process. Raises ConfigError."""
+    return ScoringService(config, runtime)
