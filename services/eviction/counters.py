@@ -1,0 +1,59 @@
+"""Metrics of the sidecar; GetStats reads the same counters."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter
+
+from services.eviction.ledger import Ledger
+from services.eviction.store import Memory
+from services.runtime.metrics import Metrics
+
+
+class Counters:
+    """Everything that the sidecar counts."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.events = metrics.counter("events_total", "Events received.")
+        self.dropped = metrics.counter("events_dropped_total", "Writes not taken because the ledger is full.")
+        self.evicted = metrics.counter("evicted_total", "Entries evicted by the sidecar.")
+        self.skipped = metrics.counter("skipped_total", "Victims that had changed or gone.")
+        self.backstop = metrics.counter(
+            "backstop_evicted_total", "Keys evicted by Redis itself; alert above 1 % of all evictions."
+        )
+        self.freed_bytes = metrics.counter(
+            "freed_bytes_total", "Bytes freed by evictions, as Redis measured."
+        )
+        self.rises = metrics.counter("rises_total", "Priorities raised in Redis.")
+        self.found = metrics.counter("found_total", "Entries found by scanning that no report told of.")
+        self.repaired = metrics.counter("repaired_total", "Keys without an expiry that were given one.")
+        self.tick = metrics.histogram("tick_seconds", "Time of one enforcement tick.")
+        self._rebuild_seconds = metrics.gauge("rebuild_seconds", "Time of the last rebuild.")
+        self._entries = metrics.gauge("entries", "Entries in the order.")
+        self._entry_bytes = metrics.gauge("entry_bytes", "Estimated bytes of the entries.")
+        self._clock = metrics.gauge("clock_priority", "Priority clock L.")
+        self._used = metrics.gauge("redis_used_bytes", "Redis memory that counts against maxmemory.")
+        self._resident = metrics.gauge("redis_resident_bytes", "Resident memory of Redis.")
+        self._max = metrics.gauge("redis_max_bytes", "Redis maxmemory.")
+        self._paused = metrics.gauge("paused", "1 while evictions are paused because they free too little.")
+        self.last_rebuilt = 0
+
+    def observe(self, ledger: Ledger, memory: Memory, used_bytes: int, paused: bool) -> None:
+        """Sets the gauges."""
+        self._entries.set(len(ledger))
+        self._entry_bytes.set(ledger.order.total_bytes)
+        self._clock.set(ledger.order.clock)
+        self._used.set(used_bytes)
+        self._resident.set(memory.resident_bytes)
+        self._max.set(memory.max_bytes)
+        self._paused.set(paused)
+
+    def rebuilt(self, entries: int, duration_s: float) -> None:
+        """Notes a rebuild: entries found, seconds taken."""
+        self.last_rebuilt = entries
+        self._rebuild_seconds.set(duration_s)
+
+
+def total(counter: Counter) -> int:
+    """The value of a counter without labels."""
+    samples = next(iter(counter.collect())).samples
+    return int(next(sample.value for sample in samples if sample.name.endswith("_total")))

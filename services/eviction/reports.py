@@ -1,0 +1,119 @@
+"""Report streams: batches queue here, are applied in slices, and every batch is acknowledged with the clock.
+
+Bounds: at most 64 streams, four unapplied or unacknowledged batches each; beyond that a stream is not
+read, and gRPC's flow control holds its client back. Between slices the event loop serves everything else.
+
+Back-pressure before that: while more events wait than two full batches hold, every stream is told its
+share of four fifths of the rate that events are being applied at; once the queue has been short for a
+second, the limit is lifted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from services.eviction.counters import Counters
+from services.eviction.events import Event
+from services.eviction.ledger import Ledger
+from services.runtime.errors import ResourceExhausted
+
+MAX_STREAMS = 64
+BATCHES_PER_STREAM = 4
+_RATE_WINDOW_S = 1.0
+_RELIEF = 0.8
+
+
+class ReportStream:
+    """One client's stream: batches on their way in, acknowledgements on their way out."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(BATCHES_PER_STREAM)
+        self.acknowledgements: deque[int] = deque()
+        self.acknowledged = 0
+        self.received = 0
+        self.changed = asyncio.Event()
+
+
+class Reports:
+    """The queue between streams and ledger. Event-loop only; `run` applies until cancelled."""
+
+    def __init__(
+        self, ledger: Ledger, counters: Counters, max_events: int, applied: Callable[[], None]
+    ) -> None:
+        self._ledger = ledger
+        self._counters = counters
+        self._long = 2 * max_events
+        self._applied = applied
+        self._streams: set[ReportStream] = set()
+        self._queue: deque[tuple[ReportStream, int, Sequence[Event]]] = deque()
+        self._waiting = asyncio.Event()
+        self._queued = 0
+        self._window: deque[tuple[float, int]] = deque()
+        self._long_at_s = -_RATE_WINDOW_S
+        self.max_events_per_s = 0
+
+    def open(self) -> ReportStream:
+        """A new stream; raises ResourceExhausted when there are 64."""
+        if len(self._streams) >= MAX_STREAMS:
+            raise ResourceExhausted("TOO_MANY_STREAMS", f"{MAX_STREAMS} report streams are open", 1_000)
+        stream = ReportStream()
+        self._streams.add(stream)
+        return stream
+
+    def close(self, stream: ReportStream) -> None:
+        """Ends a stream; what it queued is still applied."""
+        self._streams.discard(stream)
+
+    def put(self, stream: ReportStream, batch: int, events: Sequence[Event]) -> None:
+        """Queues a checked batch; the caller holds a place of `stream.room`."""
+        stream.received = batch
+        self._queued += len(events)
+        self._queue.append((stream, batch, events))
+        self._waiting.set()
+
+    def clock_moved(self) -> None:
+        """Has every stream told the clock."""
+        for stream in self._streams:
+            stream.changed.set()
+
+    async def run(self) -> None:
+        """Applies batches in the order of their arrival."""
+        while True:
+            await self._waiting.wait()
+            while self._queue:
+                stream, batch, events = self._queue.popleft()
+                self._apply(events)
+                self._queued -= len(events)
+                stream.acknowledged = batch
+                stream.acknowledgements.append(batch)
+                stream.changed.set()
+                self._regulate(len(events))
+                self._applied()
+                await asyncio.sleep(0)
+            self._waiting.clear()
+
+    def _apply(self, events: Sequence[Event]) -> None:
+        write, hit = self._ledger.write, self._ledger.hit
+        for key, size_bytes, cost_us, expire_at_ms in events:
+            if not expire_at_ms:
+                hit(key)
+            elif not write(key, size_bytes, cost_us, expire_at_ms):
+                self._counters.dropped.inc()
+        self._counters.events.inc(len(events))
+
+    def _regulate(self, applied: int) -> None:
+        now_s = time.monotonic()
+        window = self._window
+        window.append((now_s, applied))
+        while window[0][0] < now_s - _RATE_WINDOW_S:
+            window.popleft()
+        if self._queued > self._long:
+            self._long_at_s = now_s
+            passed_s = max(now_s - window[0][0], 0.05)
+            rate = sum(count for _, count in window) / passed_s
+            self.max_events_per_s = max(int(_RELIEF * rate / max(len(self._streams), 1)), 1)
+        elif now_s - self._long_at_s > _RATE_WINDOW_S:
+            self.max_events_per_s = 0
