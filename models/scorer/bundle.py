@@ -115,13 +115,19 @@ def scorer_meta(encoder: Encoder, files: Mapping[str, bytes], source: str) -> Me
 
 
 def replace_calibrator(folder: Path, calibration: Calibration) -> None:
-    """Puts another calibrator into the bundle at `folder`; the encoder stays. Raises BundleError."""
+    """Puts another calibrator into the bundle at `folder`; the encoder stays.
+
+    Raises BundleError, also when the disk refuses; the bundle is then as it was.
+    """
     bundle = open_bundle(folder, KIND, max_bytes=MAX_BYTES)
     files = {name: bundle.read(name) for name in (*ENCODER_FILES, GOLDEN_FILE)}
     files[CALIBRATOR_FILE] = calibration.to_json().encode()
-    with write_bundle(folder, KIND, dict(bundle.meta)) as staging:
-        for name, content in files.items():
-            (staging / name).write_bytes(content)
+    try:
+        with write_bundle(folder, KIND, dict(bundle.meta)) as staging:
+            for name, content in files.items():
+                (staging / name).write_bytes(content)
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be written: {error.strerror or error}") from error
 
 
 def _recipe(bundle: Bundle) -> Recipe:

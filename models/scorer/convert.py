@@ -77,19 +77,27 @@ class Weights:
 def build_scorer(weights: Weights, out: Path, calibrator: calibration.Calibration) -> Meta:
     """Writes the scorer bundle `out`, replacing an older one, and returns its metadata.
 
-    Raises UserError when the weights are not of a kind that can be converted; `out` is then as it was.
+    Raises UserError when the weights are not of a kind that can be converted, or a file cannot be read or
+    written; `out` is then as it was.
     """
     check_replaceable(out, bundle.KIND)
+    try:
+        return _build(weights, out, calibrator)
+    except OSError as error:
+        raise UserError(f"cannot build {out}: {error}") from error
+
+
+def _build(weights: Weights, out: Path, calibrator: calibration.Calibration) -> Meta:
     recipe = Recipe()
     config = _config(weights.folder / "config.json")
     tensors = _tensors(weights.folder / "model.safetensors")
     tokenizer = (weights.folder / TOKENIZER_FILE).read_bytes()
     try:
         spec = _specification(config, tensors, _vocabulary(tokenizer))
+        positions = int(config["max_position_embeddings"])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{weights.folder}: no BERT encoder that can be converted: {error}") from error
-    if recipe.max_tokens > int(config["max_position_embeddings"]):
-        positions = config["max_position_embeddings"]
+    if recipe.max_tokens > positions:
         raise UserError(f"{weights.folder}: {positions} positions, fewer than {recipe.max_tokens}")
     meta: Meta = {}
     with write_bundle(out, bundle.KIND, meta) as staging:

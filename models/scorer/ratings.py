@@ -60,7 +60,7 @@ def _rating(where: str, row: Mapping[str, str | None]) -> Rating:
     numbers = []
     for name, high in (("docid", 2**63 - 1), ("rating", MAX_RATING)):
         text = (row[name] or "").strip()
-        if not text.isascii() or not text.isdigit() or not int(text) <= high:
+        if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= high):
             raise UserError(f"{where}: {name} {text[:40]!r} is not a whole number in 0..{high}")
         numbers.append(int(text))
     return Rating(query, numbers[0], numbers[1])

@@ -11,6 +11,7 @@ from services.runtime.errors import InvalidArgument
 
 # Inner products of unit vectors in float32 pass 1 by rounding.
 MAX_SIMILARITY = 1.0001
+MAX_PATH_CHARS = 1_024  # it comes back in the metadata of an error, which gRPC limits to 8 KiB
 
 
 def parse_embed(request: pb.EmbedRequest, config: InferenceConfig) -> list[str]:
@@ -44,6 +45,14 @@ def parse_score(request: pb.ScoreRequest, config: InferenceConfig) -> NDArray[np
         index = int(outside.argmax())
         raise InvalidArgument(f"similarities[{index}]", float(similarities[index]), "in -1..1")
     return similarities
+
+
+def parse_path(request: pb.LoadModelRequest) -> str:
+    """The folder of the model to serve. Raises InvalidArgument."""
+    if "\0" in request.path or not 1 <= len(request.path) <= MAX_PATH_CHARS:
+        limit = f"the folder of a scorer bundle, at most {MAX_PATH_CHARS} characters"
+        raise InvalidArgument("path", request.path, limit)
+    return request.path
 
 
 def _check_length(field: str, text: str, least: int, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from services.inference.config import InferenceConfig, check
 from services.inference.observer import BatchMetrics
 from services.inference.serving import ServedModel
 from services.runtime.deadlines import Deadline
-from services.runtime.errors import FailedPrecondition, InvalidArgument, UserError
+from services.runtime.errors import FailedPrecondition, UserError
 from services.runtime.server import Runtime
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -42,6 +43,8 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
         self._model: ServedModel | None = None
         self._swapping = asyncio.Lock()
         self._releases: set[asyncio.Task[None]] = set()
+        # One load at a time, even when the callers of earlier ones have left: a thread cannot be cancelled.
+        self._loader = ThreadPoolExecutor(1, "load")
 
     def register(self, server: grpc.aio.Server, admin: grpc.aio.Server) -> list[str]:
         """Adds Embed and Score to the public server, LoadModel to the other."""
@@ -52,14 +55,14 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
 
     async def start(self) -> None:
         """Loads the configured model; raises UserError when it cannot be used."""
-        scorer = await asyncio.to_thread(serving.load, Path(self._config.model), self._config)
-        self._model = self._serve(scorer)
+        self._model = self._serve(await self._load(Path(self._config.model)))
 
     async def stop(self) -> None:
         """Ends the workers, when their last calls have ended."""
         if self._model is not None:
             await self._model.release()
         await asyncio.gather(*self._releases)
+        await asyncio.to_thread(self._loader.shutdown)
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Turns texts into unit vectors."""
@@ -127,12 +130,11 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
 
     async def LoadModel(self, request: pb.LoadModelRequest, context: Context) -> pb.LoadModelResponse:
         """Loads another model and serves it instead; the old one stays when that fails."""
-        if not request.path or "\0" in request.path:
-            raise InvalidArgument("path", request.path, "the folder of a scorer bundle")
+        path = Path(requests.parse_path(request))
         async with self._swapping:
             Deadline.of(context).check("loading the model")
             try:
-                scorer = await asyncio.to_thread(serving.load, Path(request.path), self._config)
+                scorer = await self._load(path)
             except UserError as error:
                 self._log.warning("model_refused", path=request.path, reason=str(error))
                 raise FailedPrecondition(
@@ -147,6 +149,11 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
             return pb.LoadModelResponse(previous=previous.versions, current=self._model.versions)
+
+    async def _load(self, folder: Path) -> Scorer:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._loader, serving.load, folder, self._config
+        )
 
     def _current(self) -> ServedModel:
         assert self._model is not None, "calls are refused before start"

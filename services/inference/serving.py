@@ -54,10 +54,13 @@ class ServedModel:
 
 def load(folder: Path, config: InferenceConfig) -> Scorer:
     """Verifies the bundle, loads it in a throw-away process, then here. Raises UserError. Blocks."""
-    if not folder.is_dir():
-        raise BundleError(f"{folder}: no such model; `frugalads model build` makes one")
-    parse_in_child(PROBE, folder, _PROBE_TIMEOUT_S)
-    scorer = load_scorer(folder, config.threads or serving_threads())
+    try:
+        if not folder.is_dir():
+            raise BundleError(f"{folder}: no such model; `frugalads model build` makes one")
+        parse_in_child(PROBE, folder, _PROBE_TIMEOUT_S)
+        scorer = load_scorer(folder, config.threads or serving_threads())
+    except OSError as error:
+        raise BundleError(f"{folder}: cannot be read: {error.strerror or error}") from error
     check_tokens(config, scorer.encoder.recipe.max_tokens)
     return scorer
 

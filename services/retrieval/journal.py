@@ -49,8 +49,16 @@ class Journal:
     def open(cls, path: Path, fingerprint: str, on_record: Callable[[bytes], None]) -> Journal:
         """Opens or creates the log of an index and hands every payload to `on_record`, oldest first.
 
-        Raises UserError when another process holds it, it belongs to another index, or it is damaged.
+        Raises UserError when another process holds it, it belongs to another index, it is damaged, or the
+        disk does not let it be read and written.
         """
+        try:
+            return cls._opened(path, fingerprint, on_record)
+        except OSError as error:
+            raise UserError(f"{path}: no delta log can be kept there: {error.strerror or error}") from error
+
+    @classmethod
+    def _opened(cls, path: Path, fingerprint: str, on_record: Callable[[bytes], None]) -> Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         journal = cls(path, descriptor)

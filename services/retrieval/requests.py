@@ -20,6 +20,7 @@ from services.retrieval.search import Budget, Coverage, Exact, MeanRecall, Query
 from services.runtime.errors import InvalidArgument
 
 MAX_ATTRIBUTE_CHARS = 1_024
+MAX_PATH_CHARS = 1_024  # it comes back in the metadata of an error, which gRPC limits to 8 KiB
 
 Floats = npt.NDArray[np.float32]
 
@@ -86,6 +87,15 @@ def parse_delete(request: pb.DeleteRequest, config: RetrievalConfig) -> npt.NDAr
     """The ids to hide, int64; raises InvalidArgument."""
     _within("ad_ids", len(request.ad_ids), 1, config.max_delete, "ids")
     return np.array(request.ad_ids, dtype=np.int64)
+
+
+def parse_path(request: pb.SwapIndexRequest) -> str:
+    """The folder of the index to serve; raises InvalidArgument."""
+    if "\0" in request.path or not 1 <= len(request.path) <= MAX_PATH_CHARS:
+        raise InvalidArgument(
+            "path", request.path, f"the folder of an index bundle, at most {MAX_PATH_CHARS} characters"
+        )
+    return request.path
 
 
 def _within(field: str, value: int, low: int, high: int, what: str = "") -> int:

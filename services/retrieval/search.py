@@ -16,7 +16,6 @@ it would get alone.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 
@@ -110,7 +109,7 @@ def plan(index: LoadedIndex, target: Target, k: int, admitted: int) -> Plan:
     everything = Plan(index.lists, 1.0, False)
     if isinstance(target, Exact):
         return everything
-    deep = math.ceil(min(k, admitted) * index.size / admitted)
+    deep = min(k, admitted) * index.size / admitted
     calibration = index.calibration
     if isinstance(target, Budget):
         if target.lists == index.lists:

@@ -27,7 +27,7 @@ from services.retrieval.kernels import limit_loading, use_one_thread
 from services.retrieval.search import Answer, Answers, Query, search
 from services.runtime.bundles import open_bundle, parse_in_child
 from services.runtime.deadlines import Deadline
-from services.runtime.errors import FailedPrecondition, InvalidArgument, UserError
+from services.runtime.errors import BundleError, FailedPrecondition, UserError
 from services.runtime.server import Runtime
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,6 +45,8 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
         self._searchers = ThreadPoolExecutor(threads, "search", initializer=use_one_thread)
         self._writer = ThreadPoolExecutor(1, "delta", initializer=use_one_thread)
+        # One load at a time, even when the callers of earlier ones have left: a thread cannot be cancelled.
+        self._loader = ThreadPoolExecutor(1, "load", initializer=use_one_thread)
         self._swapping = asyncio.Lock()
         self._delta: Delta | None = None
         metrics = runtime.metrics
@@ -64,12 +66,12 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
     async def start(self) -> None:
         """Loads the configured index and replays its delta; raises UserError when either cannot be used."""
         limit_loading(self._config.max_index_bytes)
-        index = await asyncio.to_thread(self._load, Path(self._config.index), None)
+        index = await self._in(self._loader, lambda: self._load(Path(self._config.index), None))
         await self._in(self._writer, lambda: self._install(index))
 
     async def stop(self) -> None:
         """Ends the threads and closes the log."""
-        for pool in (self._searchers, self._writer):
+        for pool in (self._loader, self._searchers, self._writer):
             await asyncio.to_thread(pool.shutdown)
         if self._delta is not None:
             self._delta.close()
@@ -161,14 +163,13 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         two encoders are not comparable, so such an answer would be silently wrong. Change the encoder by
         restarting both services with the new bundles.
         """
-        if not request.path:
-            raise InvalidArgument("path", "", "the folder of an index bundle")
+        path = Path(requests.parse_path(request))
         deadline = Deadline.of(context)
         async with self._swapping:
             deadline.check("loading the index")
             current = self._current().snapshot
             try:
-                index = await asyncio.to_thread(self._load, Path(request.path), current.index.encoder)
+                index = await self._in(self._loader, lambda: self._load(path, current.index.encoder))
                 deadline.check("swapping the index")
                 before, after = await self._in(self._writer, lambda: self._install(index))
             except UserError as error:
@@ -204,7 +205,12 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
 
     def _load(self, folder: Path, encoder: str | None) -> LoadedIndex:
         """Verifies, tries in a child, loads and warms a bundle; `encoder` is the one it must be of."""
-        use_one_thread()
+        try:
+            return self._read(folder, encoder)
+        except OSError as error:
+            raise BundleError(f"{folder}: cannot be read: {error.strerror or error}") from error
+
+    def _read(self, folder: Path, encoder: str | None) -> LoadedIndex:
         bundle = open_bundle(folder, KIND, max_bytes=self._config.max_index_bytes)
         if encoder is not None and bundle.meta.get("encoder") != encoder:
             raise FailedPrecondition(

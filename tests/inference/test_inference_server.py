@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import shutil
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,7 @@ from frugalads.inference.v1 import inference_pb2_grpc as rpc
 from models.scorer.bundle import load_scorer, replace_calibrator
 from models.scorer.calibration import DEFAULT, Calibration
 from models.scorer.convert import Weights, build_scorer
+from services.inference import serving as serving_module
 from services.inference.config import InferenceConfig
 from services.inference.server import build
 from services.runtime.config import load
@@ -355,6 +357,57 @@ def test_a_bad_model_is_refused_and_the_current_one_stays(model: Path, tmp_path:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.admin.LoadModel(pb.LoadModelRequest())
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())
+
+
+def test_loads_whose_callers_left_do_not_pile_up(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be cancelled: eight loads with short deadlines held six models at once."""
+    running, most, gate = 0, 0, threading.Event()
+    real = serving_module.load
+
+    def slow(folder: Path, config: InferenceConfig) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        gate.wait(10)
+        running -= 1
+        return real(folder, config)
+
+    async def scenario() -> None:
+        async with serving(model) as client:
+            monkeypatch.setattr(serving_module, "load", slow)
+            load_model = pb.LoadModelRequest(path=str(model))
+            for _ in range(4):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await client.admin.LoadModel(load_model, timeout=0.1)
+                assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            gate.set()
+            assert (await client.admin.LoadModel(load_model)).current.encoder
+            assert most == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("n" * 300, grpc.StatusCode.FAILED_PRECONDITION),
+        ("n" * 5000, grpc.StatusCode.INVALID_ARGUMENT),
+        ("a\0b", grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_a_typed_error(
+    model: Path, path: str, code: grpc.StatusCode
+) -> None:
+    """ENAMETOOLONG ended as INTERNAL."""
+
+    async def scenario() -> None:
+        async with serving(model) as client:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await client.admin.LoadModel(pb.LoadModelRequest(path=path))
+            assert caught.value.code() == code
+            assert status_of(caught.value)[0].domain == "frugalads"
 
     asyncio.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +59,20 @@ def test_a_new_calibrator_changes_the_scorer_but_not_the_encoder(
     assert changed.encoder_fingerprint == scorer.encoder_fingerprint
     assert changed.scorer_fingerprint != scorer.scorer_fingerprint
     assert changed.calibration == Calibration(-4.0, 2.0, "test")
+
+
+def test_a_full_disk_leaves_the_calibrator_that_was_there(bundle_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scorer"
+    shutil.copytree(bundle_folder, folder)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
+    try:
+        with pytest.raises(BundleError, match="cannot be written: File too large"):
+            replace_calibrator(folder, Calibration(-4.0, 2.0, "test"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert load_scorer(folder, threads=1).calibration == DEFAULT
+    assert [path.name for path in tmp_path.iterdir()] == ["scorer"]
 
 
 def test_an_altered_file_is_named(bundle_folder: Path, tmp_path: Path) -> None:
@@ -201,6 +216,21 @@ def test_a_missing_tensor_is_named(weights: Weights, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"encoder\.layer\.3\.output\.dense\.weight"):
         build_scorer(Weights.of_folder(folder), tmp_path / "out", DEFAULT)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_config_without_positions_is_named(weights: Weights, tmp_path: Path) -> None:
+    folder = copied_weights(weights, tmp_path / "weights")
+    config = json.loads((folder / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="no BERT encoder that can be converted: 'max_position_embeddings'"):
+        build_scorer(Weights.of_folder(folder), tmp_path / "out", DEFAULT)
+
+
+def test_a_bundle_that_cannot_be_written_is_said_in_a_sentence(weights: Weights, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot build .*below: "):
+        build_scorer(weights, tmp_path / "file" / "below", DEFAULT)
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:

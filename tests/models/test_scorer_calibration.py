@@ -134,6 +134,7 @@ def test_ratings_are_read(tmp_path: Path) -> None:
         (["laptop", 1, ""], "line 3: rating ''"),
         (["laptop", "x1", 1], "line 3: docid 'x1'"),
         (["laptop", 2**63, 1], "line 3: docid"),
+        (["laptop", "1" * 5000, 1], "line 3: docid '1111"),
         (["laptop", -1, 1], "line 3: docid '-1'"),
         (["laptop", "١", 1], "line 3: docid"),
         (["", 1, 1], "line 3: query is empty"),

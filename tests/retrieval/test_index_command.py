@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 import zlib
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -96,7 +97,7 @@ def test_without_queries_the_summary_says_that_ads_stood_in(
     run: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run() == 0
-    assert "noisy copies of ads (real queries are harder: give --queries FILE)" in capsys.readouterr().out
+    assert "noisy copies of ads (better: your own, by --queries FILE)" in capsys.readouterr().out
 
 
 def test_a_sample_is_distinct_seeded_and_bounded(tmp_path: Path) -> None:
@@ -123,3 +124,39 @@ def test_an_unusable_query_file_is_named(tmp_path: Path, content: bytes | None, 
     broken.write_bytes(b"not gzip")
     with pytest.raises(UserError, match="not a UTF-8 text file"):
         sample_lines(broken, 10, 1)
+    broken.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 4)  # zlib.error, which is no OSError
+    with pytest.raises(UserError, match="not a UTF-8 text file"):
+        sample_lines(broken, 10, 1)
+
+
+def test_a_folder_of_something_else_is_refused_before_the_catalogue_is_embedded(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WordHashes, "encode", None)
+    with pytest.raises(UserError, match="holds something other than a bundle of kind 'index'"):
+        run("--out", tmp_path)
+
+
+def test_an_index_that_cannot_be_written_is_said_in_a_sentence(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    """A traceback, after all the work: the folder would lie below a file, or the disk fills up."""
+    with pytest.raises(UserError, match=r"cannot write .*below: "):
+        run("--out", tmp_path / "ads.jsonl" / "below")
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot write .*index: "):
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith((".index", "index"))]
+
+
+@pytest.mark.parametrize("seed", ["-1", "x", "1" * 30])
+def test_a_seed_that_numpy_does_not_take_is_refused(
+    run: Callable[..., int], seed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run("--seed", seed)
+    assert "is not a whole number of 1..18 digits" in capsys.readouterr().err
