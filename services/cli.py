@@ -8,13 +8,27 @@ import os
 import sys
 from collections.abc import Sequence
 
-from services.runtime.errors import UserError
-
-COMMANDS = ("up", "query", "catalogue", "log", "model", "index", "evict", "loadtest", "bench", "info")
+COMMANDS = ("up", "query", "catalogue", "log", "model", "index", "evict", "loadtest", "bench", "config", "info")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command; returns 0, 2 for a user's mistake, 130 when interrupted."""
+    # gRPC's own notices, such as a peer's GOAWAY, are no messages for the user of a command.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        return _main(argv)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) went away; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    # Imported here: loading gRPC takes a while, and an interrupt in it must end as cleanly as any other.
+    from services.runtime.errors import UserError
+
     parser = argparse.ArgumentParser(prog="frugalads", description="Search ads at the lowest cost.")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in COMMANDS:
@@ -25,12 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"frugalads: error: {error}\n")
         return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of a pipe (head, less) went away; what is still buffered has nowhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 
