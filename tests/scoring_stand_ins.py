@@ -129,14 +129,15 @@ class Upstreams:
         self.eviction = Eviction()  # type: ignore[abstract]
         self.ports = {"inference": 0, "retrieval": 0, "eviction": 0}
         self._servers: dict[str, grpc.aio.Server] = {}
+        self._health: dict[str, Any] = {}
 
     async def start(self, name: str) -> None:
         """Start one of them, on the port it had before."""
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        service = f"frugalads.{name}.v1.{name.capitalize()}Service"
-        await health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._health[name] = health
+        await self.set_health(name, serving=True)
         if name == "inference":
             inference_pb2_grpc.add_InferenceServiceServicer_to_server(self.inference, server)
         elif name == "retrieval":
@@ -146,6 +147,12 @@ class Upstreams:
         self.ports[name] = server.add_insecure_port(f"127.0.0.1:{self.ports[name]}")
         await server.start()
         self._servers[name] = server
+
+    async def set_health(self, name: str, *, serving: bool) -> None:
+        """What its health service answers from now on."""
+        kinds = health_pb2.HealthCheckResponse
+        service = f"frugalads.{name}.v1.{name.capitalize()}Service"
+        await self._health[name].set(service, kinds.SERVING if serving else kinds.NOT_SERVING)
 
     async def stop(self, name: str) -> None:
         await self._servers.pop(name).stop(None)

@@ -4,7 +4,9 @@ The order is in this process; Redis holds a copy of each priority as an expiry, 
 ledger keeps both in step without asking: a client reports the expiry that it wrote, and the sidecar knows the
 expiries that it raised itself. Where the two diverge (a lost report, a race between a write and a rise, an
 entry that Redis evicted) the compare in unlink.lua fails harmlessly and its answer tells the truth, which is
-learnt here. So a wrong belief costs one skipped eviction, never a wrong one.
+learnt here. So a wrong belief costs one skipped eviction, never a wrong one. Nor does it move the clock L,
+which rises by evictions that Redis confirmed: every later priority starts from it, and it never falls, so one
+report of an absurd expiry would otherwise turn the order into LRU for good.
 
 Pure: no I/O, no clock. Every method is O(log n) or better per entry.
 
@@ -147,29 +149,30 @@ class Ledger:
         victims: list[Victim] = []
         taken_bytes = 0
         while len(victims) < max_keys and taken_bytes < enough_bytes:
-            if victims and taken_bytes + self.order.head(1)[0].size_bytes > max_bytes:
+            head = self.order.head(1)
+            if not head:
                 break
-            entry = self.order.pop()
-            if entry is None:
+            entry = head[0]
+            if victims and taken_bytes + entry.size_bytes > max_bytes:
                 break
+            self.order.remove(entry.key)
             self._rising.pop(entry.key, None)
             victims.append(Victim(entry, self._held.pop(entry.key)))
             taken_bytes += entry.size_bytes
-            if not len(self.order):
-                break
         return victims
 
     def settle_victims(self, victims: Sequence[Victim], answers: Sequence[int]) -> tuple[int, int]:
         """Draws the conclusions from unlink.lua: (entries unlinked, entries changed or gone)."""
-        unlinked = 0
+        evicted = [v.entry.priority for v, answer in zip(victims, answers, strict=True) if answer == DONE]
+        self.order.advance(max(evicted, default=0))
         for victim, answer in zip(victims, answers, strict=True):
             if answer == DONE:
-                unlinked += 1
-            elif answer == IMMORTAL:
+                continue
+            if answer == IMMORTAL:
                 self.immortal.append((victim.entry.key, victim.entry.size_bytes))
             elif answer != GONE:
                 self._put(victim.entry, priority_of(answer), answer)
-        return unlinked, len(victims) - unlinked
+        return len(evicted), len(victims) - len(evicted)
 
     def return_victims(self, victims: Iterable[Victim]) -> None:
         """Puts victims back whose fate is unknown; a later try finds out."""

@@ -4,7 +4,9 @@
 cheaper than an interceptor, which would rebuild a handler for every call, and covers the same ground:
 
 * a call above `max_concurrent` is refused at once with RESOURCE_EXHAUSTED and RetryInfo, never queued;
-* a call before the service has loaded is refused with UNAVAILABLE;
+* a call before the service has loaded, or while it stops, is refused with UNAVAILABLE;
+* bytes that are no message of the request's type are refused with INVALID_ARGUMENT; gRPC itself would log a
+  trace for each, and tell the caller about our insides;
 * a ServiceError ends the call with its status and details; any other exception is logged and becomes
   INTERNAL without telling the caller what happened inside;
 * cancellation passes through and counts as CANCELLED.
@@ -22,10 +24,12 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from services.runtime.errors import (
     DETAILS_TRAILER,
     Internal,
+    InvalidArgument,
     ResourceExhausted,
     Retryable,
     ServiceError,
@@ -36,6 +40,7 @@ from services.runtime.metrics import Metrics
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _RETRY_AFTER_MS = 50
+_MALFORMED = object()
 
 
 class Admission:
@@ -46,11 +51,17 @@ class Admission:
     ) -> None:
         self.limit = limit
         self.in_flight = 0
+        self.arrived = 0
+        self._closed = False
         self._health = health
         self._metrics = metrics
         self._log = log
         self._idle = asyncio.Event()
         self._idle.set()
+
+    def close(self) -> None:
+        """Refuse every call from now on; those that run go on."""
+        self._closed = True
 
     async def idle(self) -> None:
         """Returns when no unary call is running."""
@@ -63,8 +74,11 @@ class Admission:
         gauge = self._metrics.in_flight
 
         async def call(request: Any, context: Context) -> Any:
-            if self.in_flight >= self.limit or not self._health.has_started:
+            self.arrived += 1
+            if self.in_flight >= self.limit or self._closed or not self._health.has_started:
                 await self._end(name, context, self._refusal())
+            if request is _MALFORMED:
+                await self._end(name, context, _not_a_message())
             start = time.perf_counter()
             self.in_flight += 1
             self._idle.clear()
@@ -91,10 +105,10 @@ class Admission:
         succeeded = self._metrics.calls.labels(name, "OK")
 
         async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
-            if not self._health.has_started:
+            if self._closed or not self._health.has_started:
                 await self._end(name, context, self._refusal())
             try:
-                async for response in behaviour(requests, context):
+                async for response in behaviour(self._well_formed(requests), context):
                     yield response
             except BaseException as error:
                 await self._end(name, context, error)
@@ -106,12 +120,20 @@ class Admission:
     def _refusal(self) -> ServiceError:
         if not self._health.has_started:
             return Unavailable("NOT_READY", "the service is loading", 500)
+        if self._closed:
+            return Unavailable("STOPPING", "the server is stopping", _RETRY_AFTER_MS)
         return ResourceExhausted(
             "TOO_MANY_CALLS",
             f"{self.limit} calls are being served",
             _RETRY_AFTER_MS,
             limit=self.limit,
         )
+
+    async def _well_formed(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for request in requests:
+            if request is _MALFORMED:
+                raise _not_a_message()
+            yield request
 
     async def _end(self, name: str, context: Context, error: BaseException) -> None:
         """Counts a failed call and, unless it was cancelled, aborts it with a status."""
@@ -132,6 +154,20 @@ class Admission:
         await context.abort(error.code, error.message, trailing_metadata=tuple(trailer))
 
 
+def _not_a_message() -> InvalidArgument:
+    return InvalidArgument("request", "other bytes", "an encoded message of the method's request type")
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _MALFORMED
+
+    return parse
+
+
 class GuardedServer:
     """Takes the place of a server in `add_XServicer_to_server` and registers wrapped handlers."""
 
@@ -150,7 +186,8 @@ class GuardedServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, wrapped),))
 
     def _wrap(self, method: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
-        codec = (handler.request_deserializer, handler.response_serializer)
+        assert handler.request_deserializer is not None
+        codec = (_tolerant(handler.request_deserializer), handler.response_serializer)
         if handler.unary_unary is not None:
             unary: Any = handler.unary_unary
             return grpc.unary_unary_rpc_method_handler(self._admission.unary(method, unary), *codec)

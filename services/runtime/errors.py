@@ -53,6 +53,8 @@ class BundleError(UserError):
 
 def shown(value: object) -> str:
     """A value as an error shows it: its repr, cut to 80 characters."""
+    if isinstance(value, (str, bytes)):
+        value = value[: _SHOWN_CHARS + 1]  # a request may hold megabytes, and their repr takes ten times that
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 1] + "…"
 

@@ -21,16 +21,24 @@ class Dependency:
         self.required = required
         self.is_up = False
         self.reason = "not tried yet"
+        self._tried = False
         self._changed = changed
+
+    @property
+    def is_known_down(self) -> bool:
+        """Whether it was tried and does not answer; unlike `not is_up`, false before the first try."""
+        return self._tried and not self.is_up
 
     def up(self) -> None:
         """It answered."""
+        self._tried = True
         if not self.is_up:
             self.is_up, self.reason = True, ""
             self._changed()
 
     def down(self, reason: str) -> None:
         """It failed, and why."""
+        self._tried = True
         was_up, self.is_up, self.reason = self.is_up, False, reason
         if was_up:
             self._changed()

@@ -34,6 +34,9 @@ from services.runtime.tls import server_credentials
 ADMIN_HOST = "127.0.0.1"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
+_REFUSE_S = 0.05
+_REFUSE_ROUNDS = 10
+
 
 class Service(Protocol):
     """What a service gives the runtime."""
@@ -139,6 +142,14 @@ async def _drain(
     if admission.in_flight or config.drain_ms:
         runtime.log.info("draining", in_flight=admission.in_flight)
     await asyncio.sleep(config.drain_ms / 1000)
+    # gRPC cancels the calls that have arrived but not reached a handler when it stops, and our clients retry
+    # UNAVAILABLE, not CANCELLED. So the handlers refuse first, and callers stay away.
+    admission.close()
+    for _ in range(_REFUSE_ROUNDS):
+        arrived = admission.arrived
+        await asyncio.sleep(_REFUSE_S)
+        if admission.arrived == arrived:
+            break
     grace_s = config.grace_ms / 1000
     stopping = [asyncio.create_task(server.stop(grace_s)) for server in servers]
     # Health watches and report streams never end by themselves; only unary calls are worth the grace.
@@ -165,7 +176,7 @@ def _options(config: ServerConfig) -> list[tuple[str, int]]:
 def _open_port(
     server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
 ) -> int:
-    address = f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)

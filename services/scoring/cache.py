@@ -11,19 +11,24 @@ computation of milliseconds.
 
 When the cache does not answer within its timeout, `CacheUnavailable` is raised; a breaker then refuses at
 once, with one probe each cool-down, so that a silent server costs one timeout and not one per answer.
+A refusal (no memory, read-only, no permission) is an answer: it fails that command, not the breaker,
+so that a cache which takes no writes is still read. A key of another type is a corrupt entry like any other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from importlib.resources import files
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from services.core.ads_list import AdsList, CorruptEntry, decode, encode
 from services.runtime.metrics import Metrics
-from services.runtime.redis_client import Breaker
+from services.runtime.redis_client import Breaker, Patience
+
+T = TypeVar("T")
 
 
 class CacheUnavailable(Exception):
@@ -52,12 +57,20 @@ class ListCache(Protocol):
 
 
 class RedisCache:
-    """Lists in Redis under `prefix` + the fingerprint in hexadecimal."""
+    """Lists in Redis under `prefix` + the fingerprint in hexadecimal; a command ends within `timeout_ms`."""
 
-    def __init__(self, client: Redis, prefix: str, metrics: Metrics, breaker: Breaker | None = None) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: Redis,
+        prefix: str,
+        metrics: Metrics,
+        breaker: Breaker | None = None,
+        timeout_ms: int = 1_000,
+    ) -> None:
+        self._client: Any = client  # redis-py's types allow text replies; this client gives bytes
         self._prefix = prefix.encode()
         self._breaker = breaker or Breaker()
+        self._timeout_s = timeout_ms / 1000
         self._put_newer = client.register_script(
             files("services.scoring").joinpath("put_newer.lua").read_text(encoding="utf-8")
         )
@@ -76,14 +89,16 @@ class RedisCache:
         """The list of a key, or None. Raises CacheUnavailable."""
         self._check_breaker("get")
         try:
-            data = await self._client.get(self.key(fingerprint))
-        except (RedisError, OSError, TimeoutError) as error:
-            raise self._failed("get", error) from error
-        self._breaker.success()
+            data: bytes | None = await self._answer("get", self._client.get(self.key(fingerprint)))
+        except ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise self._failed("get", error) from error
+            self._corrupt.labels("type").inc()
+            return None
         if data is None:
             return None
         try:
-            return decode(cast("bytes", data), fingerprint)
+            return decode(data, fingerprint)
         except CorruptEntry as error:
             self._corrupt.labels(error.reason).inc()
             return None
@@ -92,20 +107,19 @@ class RedisCache:
         """Write a list under a priority; None when a newer one is there. Raises CacheUnavailable."""
         key, value = self.key(fingerprint), encode(entry, fingerprint)
         self._check_breaker("put")
+        call = cast("Awaitable[int]", self._put_newer(keys=[key], args=[value, expire_at_ms]))
         try:
-            outcome = await self._put_newer(keys=[key], args=[value, expire_at_ms])
-        except (RedisError, OSError, TimeoutError) as error:
+            outcome = await self._answer("put", call)
+        except ResponseError as error:
             raise self._failed("put", error) from error
-        self._breaker.success()
         return Written(key, len(key) + len(value), outcome == 1) if outcome else None
 
     async def ping(self) -> None:
         """Returns when the server answers; closes the breaker. Raises CacheUnavailable."""
         try:
-            await self._client.ping()
-        except (RedisError, OSError, TimeoutError) as error:
+            await self._answer("ping", self._client.ping())
+        except ResponseError as error:
             raise self._failed("ping", error) from error
-        self._breaker.success()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -116,8 +130,21 @@ class RedisCache:
             self._failures.labels(command).inc()
             raise CacheUnavailable("the cache did not answer lately")
 
+    async def _answer(self, command: str, call: Awaitable[T]) -> T:
+        """The server's answer; raises its refusal as ResponseError, and CacheUnavailable for none."""
+        try:
+            async with Patience(self._timeout_s):
+                answer = await call
+        except ResponseError:
+            self._breaker.success()
+            raise
+        except (RedisError, OSError, TimeoutError) as error:
+            self._breaker.failure()
+            raise self._failed(command, error) from error
+        self._breaker.success()
+        return answer
+
     def _failed(self, command: str, error: Exception) -> CacheUnavailable:
-        self._breaker.failure()
         self._failures.labels(command).inc()
         return CacheUnavailable(f"{command}: {type(error).__name__}: {error}")
 

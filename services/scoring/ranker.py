@@ -3,7 +3,8 @@
     cache answers   list found, reuse               HIT
                     list found, refresh due         REFRESHED by the caller that found it due; while that runs
                                                     the others get the cached list as HIT
-                    refresh failed, or is cooling   HIT with REFRESH_FAILED: the cached list, however old
+                    refresh failed, takes long,
+                    or is cooling                   HIT with REFRESH_FAILED: the cached list, however old
                     no list                         MISS, one computation shared by all callers
     cache silent    BYPASSED with CACHE_UNAVAILABLE, computations shared as for a miss
 
@@ -12,6 +13,7 @@ A failed computation without a list to fall back to is the caller's error; it na
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -117,8 +119,10 @@ class Ranker:
             return Found(cached, HIT, loss_usd, (), cache_us)
         if not self._cool_downs.is_cooling(fingerprint):
             try:
-                computed = await self._compute_shared(key_text, fingerprint, cached, began_s, deadline)
-            except ServiceError:
+                # A list is at hand: an upstream that hangs must not cost this caller its answer.
+                async with asyncio.timeout(min(self._timeout_s, deadline.remaining_s()) / 2):
+                    computed = await self._compute_shared(key_text, fingerprint, cached, began_s, deadline)
+            except (ServiceError, TimeoutError):
                 pass
             else:
                 return _found(computed, REFRESHED, (), cache_us, loss_usd)
@@ -133,6 +137,8 @@ class Ranker:
         self, key_text: str, fingerprint: bytes, cached: AdsList | None, began_s: float, deadline: Deadline
     ) -> _Computed:
         deadline.check("computing the list")
+        if not self._flights.is_running(fingerprint):
+            self._cascade.check_health()
         try:
             return await self._flights.run(
                 fingerprint, lambda: self._compute(key_text, fingerprint, cached), began_s
@@ -159,10 +165,13 @@ class Ranker:
         cost_us = _since_us(began_s)
         self._computed.labels("refreshed" if cached is not None else "inserted").inc()
         self._cost.observe(cost_us / 1e6)
+        # A refresh is newer than the list it replaces, whatever the clock of the process that wrote that one:
+        # with a clock ahead by an hour its list could otherwise not be replaced for an hour.
+        written_at_ms = self._wall_ms() if cached is None else max(self._wall_ms(), cached.written_at_ms + 1)
         fresh = AdsList(
             scored.ad_ids,
             scored.click_probabilities,
-            self._wall_ms(),
+            written_at_ms,
             cost_us,
             scored.versions,
             scored.retrieval_degraded,

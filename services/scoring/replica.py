@@ -9,8 +9,9 @@ A full load takes its position in the stream first and the data after it; change
 applied once more, which is harmless because each sets values and none adds.
 
 Budgets: an account is open while it is not paused and what it was charged today, by UTC date, is below its
-daily budget. The day turns by this process's clock or by the first charge of a later day, whichever comes
-first, never back.
+daily budget. The day turns by this process's clock or by the first charge of the next day, whichever comes
+first, never back. A charge of a day that is more than an hour away by this process's clock comes from a wrong
+clock and is ignored: it would give every exhausted account its budget again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from services.scoring.tasks import end
 
 POLL_S = 0.1
 STALE_AFTER_MS = 1000
+MAX_SKEW_MS = 3_600_000
 
 _BATCH = 1000
 _RETRY_S = 0.25
@@ -43,10 +45,10 @@ def to_micros(usd: float) -> int:
 
 
 class Copy:
-    """Live ads and accounts of one load."""
+    """Live ads and accounts of one load. `latest_day` is the last day that can have begun on any clock."""
 
     def __init__(self, day: str) -> None:
-        self.day = day
+        self.day = self.latest_day = day
         self.ads: dict[int, LiveAd] = {}
         self.accounts: dict[str, Account] = {}
 
@@ -69,8 +71,9 @@ class Copy:
         account.settle()
 
     def put_spend(self, advertiser: str, day: str, micros: int) -> None:
-        """Note what an account was charged in all on a day; a day that is over is ignored."""
-        self.turn_to(day)
+        """Note what an account was charged in all on a day; a day that is over or far ahead is ignored."""
+        if day <= self.latest_day:
+            self.turn_to(day)
         if day == self.day:
             account = self.account(advertiser)
             account.spent_today_micros = max(account.spent_today_micros, micros)
@@ -226,6 +229,7 @@ class Replica:
         """Apply one batch of changes; true when there may be more."""
         began_s = time.monotonic()
         position, changes = await self._state.changes(self._position, _BATCH)
+        self._copy.latest_day = utc_day(self._wall_ms() + MAX_SKEW_MS)
         for change in changes:
             self._copy.apply(change)
         self._copy.turn_to(utc_day(self._wall_ms()))

@@ -19,6 +19,7 @@ from services.core.refresh import FixedRefresh
 from services.runtime.channels import open_channel
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import ConfigError
+from services.runtime.health import Dependency
 from services.runtime.redis_client import connect
 from services.runtime.server import Runtime
 from services.runtime.tls import peer_tls
@@ -60,17 +61,33 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         self._retrieval = open_channel(config.retrieval_target, tls, size)
         self._eviction = open_channel(config.eviction_target, tls, size) if config.eviction_target else None
         # As many connections as calls: a caller never waits for a connection, only for the cache.
-        client = _connect("cache_url", config.cache_url, config.cache_timeout_ms, config.max_concurrent)
-        self._cache = RedisCache(client, config.key_prefix, runtime.metrics)
+        client = _connect("cache_url", config.cache_url, None, config.max_concurrent)
+        self._cache = RedisCache(
+            client, config.key_prefix, runtime.metrics, timeout_ms=config.cache_timeout_ms
+        )
         client = _connect("state_url", config.state_url, config.state_timeout_ms, _STATE_CONNECTIONS)
-        self._state = State(client)
+        self._state = State(client, max_writes=max(1, config.max_concurrent // 2))
         self._replica = Replica(self._state, runtime.metrics, runtime.log)
         self._reporter = Reporter(self._eviction, runtime.metrics, runtime.log)
         self._policy = FixedRefresh(config.refresh_every)
+        self._health = runtime.health
+        # Answers go on from the replica without the state, and without the cache; see the module `ranker`.
+        cache, state = self._health.dependency("cache", False), self._health.dependency("state", False)
+        retrieval = self._health.dependency("retrieval", True)
+        inference = self._health.dependency("inference", True)
+        self._probes: list[tuple[Dependency, probes.Probe]] = [
+            (cache, self._cache.ping),
+            (state, self._state.ping),
+            (retrieval, probes.health_probe(self._retrieval, "frugalads.retrieval.v1.RetrievalService")),
+            (inference, probes.health_probe(self._inference, "frugalads.inference.v1.InferenceService")),
+        ]
+        if self._eviction is not None:
+            probe = probes.health_probe(self._eviction, "frugalads.eviction.v1.EvictionService")
+            self._probes.append((self._health.dependency("eviction", False), probe))
         options = CascadeOptions(config.candidates, config.recall_target, config.min_similarity)
         self._ranker = Ranker(
             self._cache,
-            Cascade(self._inference, self._retrieval, options),
+            Cascade(self._inference, self._retrieval, (inference, retrieval), options),
             self._replica,
             self._policy,
             self._reporter,
@@ -79,7 +96,6 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             compute_timeout_ms=config.compute_timeout_ms,
             max_computations=config.max_concurrent_computations,
         )
-        self._health = runtime.health
         self._watchers: list[asyncio.Task[None]] = []
         answers = runtime.metrics.counter("answers_total", "RankAds answers.", ("cache_state",))
         self._answers = {
@@ -99,30 +115,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
 
     async def start(self) -> None:
         """Loads the live ads; waits for the state Redis as long as it takes."""
-        dependencies: list[tuple[str, bool, probes.Probe]] = [
-            ("cache", False, self._cache.ping),
-            (
-                "state",
-                False,
-                self._state.ping,
-            ),  # answers go on from the replica; only clicks and updates need it
-            (
-                "retrieval",
-                True,
-                probes.health_probe(self._retrieval, "frugalads.retrieval.v1.RetrievalService"),
-            ),
-            (
-                "inference",
-                True,
-                probes.health_probe(self._inference, "frugalads.inference.v1.InferenceService"),
-            ),
-        ]
-        if self._eviction is not None:
-            probe = probes.health_probe(self._eviction, "frugalads.eviction.v1.EvictionService")
-            dependencies.append(("eviction", False, probe))
-        for name, required, probe in dependencies:
-            watcher = probes.watch(self._health.dependency(name, required), probe)
-            self._watchers.append(asyncio.create_task(watcher))
+        for dependency, probe in self._probes:
+            self._watchers.append(asyncio.create_task(probes.watch(dependency, probe)))
         await self._reporter.start()
         await self._replica.start()
         # The ads live long. Without this, a full garbage collection would now and then walk all of them while
@@ -263,7 +257,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         return reasons
 
 
-def _connect(key: str, url: str, timeout_ms: int, max_connections: int) -> Redis:
+def _connect(key: str, url: str, timeout_ms: int | None, max_connections: int) -> Redis:
     try:
         return connect(url, timeout_ms, max_connections)
     except ValueError as error:

@@ -16,6 +16,9 @@ Keys, all under `frugalads:state:`
 Every write is one script, so it is all or nothing and takes its place in the stream with what it
 changed. The server must persist before it answers (`appendfsync always`) and must not evict (`noeviction`). A
 call without an answer may have been applied. Repeating it is safe: clicks are recognised, updates set values.
+
+Writes wait for the disk, and for a silent server until their timeout. Only so many may wait at once: the
+others are refused, so that clicks never hold all the places of a server that can still rank ads.
 """
 
 from __future__ import annotations
@@ -84,10 +87,13 @@ class Gap(Exception):
 class State:
     """Reads and writes of the state Redis.
 
-    Without an answer every method raises Unavailable (STATE_UNAVAILABLE).
+    Without an answer every method raises Unavailable (STATE_UNAVAILABLE), and so does a write while
+    `max_writes` others wait.
     """
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Redis, max_writes: int = 128) -> None:
+        self._max_writes = max_writes
+        self._writes = 0
         self._client: Any = client  # redis-py's types allow text replies; this client gives bytes
         self._record_clicks = client.register_script(_script("record_clicks.lua"))
         self._update_ads = client.register_script(_script("update_ads.lua"))
@@ -103,7 +109,7 @@ class State:
             keys.append(f"{_PREFIX}shown:{shown.answer_id.hex()}:{shown.ad_id}")
             keys.append(f"{_PREFIX}revenue:{shown.fingerprint_head.hex()}")
             args += [shown.advertiser, shown.price_micros]
-        with _answering():
+        with self._writing():
             outcomes = await self._record_clicks(keys=keys, args=args)
         return [outcome == 1 for outcome in outcomes]
 
@@ -113,11 +119,23 @@ class State:
         args: list[Any] = [self._epoch, _STREAM_LENGTH]
         for update in updates:
             args += update
-        with _answering():
+        with self._writing():
             unknown = await self._update_ads(keys=keys, args=args)
         if unknown:
             ad_id = unknown.decode()
             raise NotFound("AD_NOT_FOUND", f"ad {ad_id} does not exist; nothing was applied", ad_id=ad_id)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self._writes >= self._max_writes:
+            cause = f"{self._writes} writes are waiting"
+            raise Unavailable("STATE_UNAVAILABLE", "the state Redis is behind", 250, cause=cause)
+        self._writes += 1
+        try:
+            with _answering():
+                yield
+        finally:
+            self._writes -= 1
 
     async def position(self) -> Position:
         """The present position."""

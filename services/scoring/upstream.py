@@ -7,13 +7,16 @@ any error, so encoders are compared, and compared again whenever an answer comes
 that the info does not know.
 
 Answers of other services are checked before they can enter the cache: lengths, distinct ids, probabilities in
-0..1.
+0..1, versions that an entry can hold.
+
+A service that the health probes found down is not called: its callers would each wait out the deadline of a
+computation, and hold the places of calls that a cached list can answer.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,14 +24,16 @@ import grpc
 
 from frugalads.inference.v1 import inference_pb2, inference_pb2_grpc
 from frugalads.retrieval.v1 import retrieval_pb2, retrieval_pb2_grpc
-from services.core.ads_list import Versions
+from services.core.ads_list import MAX_VERSION_BYTES, Versions
 from services.core.auction import LiveAd
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import FailedPrecondition, ServiceError, Unavailable, from_rpc_error
+from services.runtime.health import Dependency
 
 ResponseT = TypeVar("ResponseT")
 
 _NO_TIME_LIMIT_S = 3600.0
+_RETRY_AFTER_MS = 500
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,30 @@ class Cascade:
     """The calls behind a list. Raises ServiceError that names the dependency at fault."""
 
     def __init__(
-        self, inference: grpc.aio.Channel, retrieval: grpc.aio.Channel, options: CascadeOptions
+        self,
+        inference: grpc.aio.Channel,
+        retrieval: grpc.aio.Channel,
+        health: Sequence[Dependency],
+        options: CascadeOptions,
     ) -> None:
         self._inference = inference_pb2_grpc.InferenceServiceStub(inference)
         self._retrieval = retrieval_pb2_grpc.RetrievalServiceStub(retrieval)
+        self._health = health
         self._options = options
         self._target = retrieval_pb2.Target(mean_recall=options.recall_target)
         self._info: _Info | None = None
+
+    def check_health(self) -> None:
+        """Raises Unavailable that names a service known to be down."""
+        for dependency in self._health:
+            if dependency.is_known_down:
+                raise Unavailable(
+                    "DEPENDENCY_UNAVAILABLE",
+                    f"{dependency.name} does not answer",
+                    _RETRY_AFTER_MS,
+                    dependency=dependency.name,
+                    cause=dependency.reason,
+                )
 
     async def compute(self, query: str, ads: Mapping[int, LiveAd], deadline: Deadline) -> Scored:
         """Scored candidates of a query; none when no ad is related.
@@ -116,7 +138,11 @@ class Cascade:
         return Scored(
             tuple(related),
             probabilities,
-            Versions(found.versions.index, embedded.versions.encoder, scorer),
+            Versions(
+                _version("retrieval", found.versions.index),
+                _version("inference", embedded.versions.encoder),
+                _version("inference", scorer),
+            ),
             retrieval_pb2.DEGRADED_REASON_DEADLINE in found.degraded_reasons,
             (embedded_at - began) // 1000,
             (found_at - embedded_at) // 1000,
@@ -208,6 +234,12 @@ async def _answer(call: Awaitable[ResponseT], dependency: str) -> ResponseT:
                 "DEPENDENCY_TIMEOUT", f"{dependency} did not answer in time", 100, dependency=dependency
             ) from error
         raise from_rpc_error(error, dependency) from error
+
+
+def _version(dependency: str, text: str) -> str:
+    if len(text.encode()) > MAX_VERSION_BYTES or "\0" in text:
+        raise _malformed(dependency, f"a version of more than {MAX_VERSION_BYTES} bytes, or with a NUL")
+    return text
 
 
 def _malformed(dependency: str, fault: str) -> Unavailable:

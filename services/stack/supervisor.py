@@ -8,7 +8,8 @@ ends the children in the reverse of their order. Invariants:
   and restarted after 0.5, 1, 2, ... seconds. At the third crash of one child within 60 s the stack fails. It
   fails at once when a child that was never ready ends with status 2: a configuration mistake, which a restart
   cannot mend.
-- A child that is not ready in time is killed, which is a crash.
+- A child that is not ready in time is killed, which is a crash; one that cannot be started (no log, no
+  memory, no process) has crashed too.
 - After `stop` no child runs, and nothing that a child left in its session. A supervisor that dies without
   stopping takes its children along (`leash`).
 """
@@ -85,9 +86,12 @@ class _Kept:
 
     def tail(self) -> str:
         """The last lines of the log, indented."""
-        with self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
+        except OSError as error:
+            lines = [f"(the log cannot be read: {error})"]
         return "\n".join(f"    {line}" for line in lines) or "    (nothing logged)"
 
 
@@ -163,7 +167,10 @@ class Supervisor:
             await self._kept[name].ready.wait()
         ever_ready = False
         while True:
-            fault, status = await self._run_once(kept)
+            try:
+                fault, status = await self._run_once(kept)
+            except OSError as error:  # no log, no memory, no process: may pass, and counts as a crash
+                fault, status = f"could not be started ({error})", 1
             ever_ready = ever_ready or kept.ready.is_set()
             kept.ready.clear()
             now = time.monotonic()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from services.core.eviction.greedydual import GreedyDual
-from services.core.eviction.priority import MAX_PRIORITY, expire_at_ms, priority_of
+from services.core.eviction.priority import EXPIRE_LIMIT_MS, MAX_PRIORITY, expire_at_ms, priority_of
 from services.eviction.ledger import DONE, GONE, IMMORTAL, Ledger
 
 PREFIX = b"p:"
@@ -184,3 +184,18 @@ def test_the_overhead_is_the_mean_of_what_was_observed() -> None:
     for _ in range(400):
         ledger.observe(100, 90)
     assert 0 <= ledger.overhead_bytes < 1
+
+
+def test_only_a_confirmed_eviction_moves_the_clock() -> None:
+    ledger = admitted()
+    absurd_ms = EXPIRE_LIMIT_MS - 1
+    for answer in (GONE, IMMORTAL, expire_at_ms(7, 3)):
+        ledger.write(b"p:lie", 100, 5, absurd_ms)
+        victims = ledger.take_victims(1, 64, 1 << 20)
+        assert [victim.expected_ms for victim in victims] == [absurd_ms]
+        assert ledger.settle_victims(victims, [answer]) == (0, 1)
+        assert ledger.order.clock == 0
+    victims = ledger.take_victims(1, 64, 1 << 20)
+    assert [victim.entry.priority for victim in victims] == [7]
+    assert ledger.settle_victims(victims, [DONE]) == (1, 0)
+    assert ledger.order.clock == 7

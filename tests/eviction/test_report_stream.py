@@ -179,3 +179,19 @@ def test_options_must_fit_each_other() -> None:
         checked(EvictionConfig(low_watermark=0.9, high_watermark=0.9))
     with pytest.raises(ConfigError, match="key_prefix ''"):
         checked(EvictionConfig(key_prefix=""))
+
+
+def test_bytes_that_are_no_report_end_their_stream_with_a_clear_error(url: str) -> None:
+    async def scenario() -> None:
+        async with sidecar(url) as running, grpc.aio.insecure_channel(running.target) as channel:
+            call = channel.stream_stream("/frugalads.eviction.v1.EvictionService/Report")(iter([b"\xff\xff"]))
+
+            async def to_the_end() -> None:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+
+            with pytest.raises(grpc.aio.AioRpcError, match="must be an encoded message") as caught:
+                await to_the_end()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())

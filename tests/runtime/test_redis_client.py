@@ -7,7 +7,7 @@ import pytest
 import redis
 from redis_process import RedisProcess
 
-from services.runtime.redis_client import Breaker, connect
+from services.runtime.redis_client import Breaker, Patience, connect
 
 
 def test_a_silent_server_costs_one_timeout(redis_server: RedisProcess) -> None:
@@ -39,16 +39,86 @@ def test_a_busy_pool_waits_instead_of_failing(valkey_server: RedisProcess) -> No
 
 def test_the_breaker_opens_after_failures_and_probes() -> None:
     now = 0.0
-    breaker = Breaker(threshold=2, cooldown_ms=100, clock=lambda: now)
+    breaker = Breaker(threshold=2, cooldown_ms=100, spacing_ms=10, clock=lambda: now)
     breaker.failure()
     breaker.success()
+    now = 0.01
     breaker.failure()
     assert breaker.allows()
+    now = 0.02
     breaker.failure()
     assert not breaker.allows()
-    now = 0.1
+    now = 0.13
     assert breaker.allows()
     assert not breaker.allows()
     breaker.success()
     assert breaker.allows()
     assert not breaker.is_open
+
+
+def test_one_pause_seen_by_many_callers_does_not_open_the_breaker() -> None:
+    now = 0.0
+    breaker = Breaker(threshold=3, spacing_ms=20, clock=lambda: now)
+    for _ in range(200):
+        now += 0.0001
+        breaker.failure()
+    assert breaker.allows()
+    for _ in range(200):
+        now += 0.0002
+        breaker.failure()
+    assert breaker.is_open
+
+
+def test_a_busy_event_loop_is_not_a_silent_server(valkey_server: RedisProcess) -> None:
+    async def scenario() -> None:
+        client = connect(valkey_server.url, None, max_connections=64)
+        await client.set("a", b"1")
+
+        async def ask() -> None:
+            for _ in range(10):
+                async with Patience(0.02):
+                    assert await client.get("a") == b"1"
+                time.sleep(0.0005)  # noqa: ASYNC251 - 64 callers make a turn of the loop take 32 ms
+
+        await asyncio.gather(*(ask() for _ in range(64)))
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_patience_ends_with_a_silent_server_and_leaves_no_reply_behind(redis_server: RedisProcess) -> None:
+    async def scenario() -> float:
+        client = connect(redis_server.url, None, max_connections=4)
+        await client.mset({"a": b"1", "b": b"2"})
+        redis_server.pause()
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with Patience(0.05):
+                await client.get("a")
+        spent = time.monotonic() - start
+        redis_server.resume()
+        assert await client.get("b") == b"2"
+        await client.aclose()
+        return spent
+
+    assert 0.05 <= asyncio.run(scenario()) < 0.5
+
+
+def test_patience_passes_cancellation_and_errors_on() -> None:
+    async def scenario() -> None:
+        async def wait() -> None:
+            async with Patience(10):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(KeyError):
+            async with Patience(10):
+                raise KeyError
+        async with Patience(0):
+            pass
+
+    asyncio.run(scenario())

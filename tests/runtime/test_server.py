@@ -26,9 +26,9 @@ from frugalads.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.runtime.channels import open_channel
 from services.runtime.config import ServerConfig, load
 from services.runtime.deadlines import Deadline
-from services.runtime.errors import DETAILS_TRAILER, InvalidArgument, UserError
+from services.runtime.errors import DETAILS_TRAILER, ConfigError, InvalidArgument, UserError
 from services.runtime.server import RunningServer, Runtime, start_server
-from services.runtime.tls import ClientTls
+from services.runtime.tls import ClientTls, peer_tls
 
 NAME = "frugalads.inference.v1.InferenceService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -133,6 +133,21 @@ def test_a_fault_of_ours_tells_nothing_of_its_inside() -> None:
     asyncio.run(scenario())
 
 
+def test_bytes_that_are_no_message_are_the_callers_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with (
+            serving() as (running, stub, _),
+            grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+        ):
+            error = await failure(channel.unary_unary(f"/{NAME}/Embed")(b"\xff\xff\xff", timeout=5))
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.details().startswith("request: must be an encoded message")
+            assert (await embed(stub, "fine")).dimension == 3
+
+    asyncio.run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_overload_is_refused_at_once_and_served_again_after() -> None:
     async def scenario() -> None:
         async with serving(max_concurrent=2) as (_, stub, scripted):
@@ -230,6 +245,34 @@ def test_drain_lets_running_calls_end_even_beside_an_open_watch() -> None:
     asyncio.run(scenario())
 
 
+def test_a_drain_under_load_cancels_no_call() -> None:
+    async def scenario() -> set[grpc.StatusCode]:
+        codes: set[grpc.StatusCode] = set()
+
+        async def hammer(stub: Any) -> None:
+            while grpc.StatusCode.UNAVAILABLE not in codes:
+                try:
+                    await embed(stub, "fine")
+                except grpc.aio.AioRpcError as error:
+                    codes.add(error.code())
+
+        async with contextlib.AsyncExitStack() as channels:
+            async with serving() as (running, _, _):
+                stubs = []
+                for _ in range(16):
+                    options = (("grpc.use_local_subchannel_pool", 1),)
+                    channel = grpc.aio.insecure_channel(f"127.0.0.1:{running.port}", options)
+                    await channels.enter_async_context(channel)
+                    stubs.append(inference_pb2_grpc.InferenceServiceStub(channel))
+                hammering = [asyncio.create_task(hammer(stub)) for stub in stubs for _ in range(4)]
+                await asyncio.sleep(0.3)
+            await asyncio.gather(*hammering)
+        return codes
+
+    for _ in range(3):
+        assert asyncio.run(scenario()) == {grpc.StatusCode.UNAVAILABLE}
+
+
 def test_a_taken_port_is_refused_and_named() -> None:
     async def scenario() -> None:
         async with serving() as (running, _, _):
@@ -292,6 +335,44 @@ def test_an_unreadable_certificate_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match=r"tls_key: .*cannot be read"):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["garbage cert", "empty", "other key", "garbage ca"])
+def test_unusable_tls_files_are_named_and_not_taken_for_a_taken_port(tmp_path: Path, fault: str) -> None:
+    authority = trustme.CA()
+    one, other = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    files = {name: tmp_path / f"{name}.pem" for name in ("cert", "key", "ca")}
+    one.cert_chain_pems[0].write_to_path(files["cert"])
+    (other if fault == "other key" else one).private_key_pem.write_to_path(files["key"])
+    authority.cert_pem.write_to_path(files["ca"])
+    if fault == "garbage ca":
+        files["ca"].write_text("garbage")
+    if fault in ("garbage cert", "empty"):
+        files["cert"].write_text("garbage" if fault == "garbage cert" else "")
+    named = "ca.pem" if fault == "garbage ca" else r"cert.pem and .*key.pem"
+
+    async def scenario() -> None:
+        async with serving(tls_cert=files["cert"], tls_key=files["key"], tls_client_ca=files["ca"]):
+            raise AssertionError("served with files it cannot use")
+
+    with pytest.raises(ConfigError, match=named):
+        asyncio.run(scenario())
+    with pytest.raises(ConfigError, match=named):
+        peer_tls(configured(peer_ca=files["ca"], peer_cert=files["cert"], peer_key=files["key"]))
+
+
+def test_an_ipv6_address_is_an_address() -> None:
+    async def scenario() -> None:
+        async with (
+            serving(host="::1") as (running, _, _),
+            grpc.aio.insecure_channel(f"[::1]:{running.port}") as channel,
+        ):
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            assert (await embed(stub, "fine")).dimension == 3
+
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    asyncio.run(scenario())
 
 
 PROCESS = """

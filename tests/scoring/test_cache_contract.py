@@ -13,8 +13,8 @@ from services.core.ads_list import AdsList, Versions
 from services.core.eviction.priority import BASE_MS, expire_at_ms
 from services.core.query import fingerprint
 from services.runtime.metrics import Metrics
-from services.runtime.redis_client import connect
-from services.scoring.cache import ListCache, MemoryCache, RedisCache
+from services.runtime.redis_client import Breaker, connect
+from services.scoring.cache import CacheUnavailable, ListCache, MemoryCache, RedisCache
 
 KEY, OTHER = fingerprint("a"), fingerprint("b")
 
@@ -138,6 +138,58 @@ def test_foreign_values_are_misses_and_are_replaced(tmp_path: Path, foreign: byt
             )
             assert sample == 1
             await cache.put(KEY, entry(1), BASE_MS)
+            assert await cache.get(KEY) == entry(1)
+            await cache.close()
+
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_a_key_of_another_type_is_a_miss_and_is_replaced(flavour: str, tmp_path: Path) -> None:
+    with running(flavour, tmp_path) as server:
+
+        async def scenario() -> None:
+            metrics = Metrics("scoring")
+            cache = RedisCache(connect(server.url, 500, 4), "frugalads:list:", metrics)
+            client: Any = server.client()
+            client.rpush(cache.key(KEY), "a", "b")
+            await cache.put(OTHER, entry(2), BASE_MS)
+            for _ in range(5):
+                assert await cache.get(KEY) is None
+            assert await cache.get(OTHER) == entry(2)  # one poisoned key harms no other
+            name, labels = "frugalads_scoring_corrupt_entries_total", {"reason": "type"}
+            assert metrics.registry.get_sample_value(name, labels) == 5
+            written = await cache.put(KEY, entry(1), BASE_MS)
+            assert written is not None
+            assert not written.is_new
+            assert await cache.get(KEY) == entry(1)
+            assert client.pexpiretime(cache.key(KEY)) == BASE_MS
+            await cache.close()
+
+        asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "refuse",
+    [
+        ["CONFIG", "SET", "maxmemory", "1mb", "maxmemory-policy", "noeviction"],
+        ["REPLICAOF", "127.0.0.1", "1"],
+    ],
+)
+def test_a_cache_that_takes_no_writes_is_still_read(tmp_path: Path, refuse: list[str]) -> None:
+    with running("valkey", tmp_path) as server:
+
+        async def scenario() -> None:
+            now_s = 0.0
+            breaker = Breaker(clock=lambda: now_s)
+            cache = RedisCache(connect(server.url, 500, 4), "p:", Metrics("scoring"), breaker)
+            await cache.put(KEY, entry(1), BASE_MS)
+            client: Any = server.client()
+            client.execute_command(*refuse)
+            for _ in range(5):
+                now_s += 1
+                with pytest.raises(CacheUnavailable):
+                    await cache.put(OTHER, entry(2), BASE_MS)
             assert await cache.get(KEY) == entry(1)
             await cache.close()
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -9,6 +10,9 @@ from scoring_stand_ins import World, ad, eventually, failure, until, urls, world
 from frugalads.inference.v1 import inference_pb2
 from frugalads.retrieval.v1 import retrieval_pb2
 from frugalads.scoring.v1 import scoring_pb2
+from services.core.ads_list import AdsList, Versions
+from services.core.eviction.priority import BASE_MS
+from services.core.query import fingerprint
 
 HIT, MISS = scoring_pb2.CACHE_STATE_HIT, scoring_pb2.CACHE_STATE_MISS
 REFRESHED, BYPASSED = scoring_pb2.CACHE_STATE_REFRESHED, scoring_pb2.CACHE_STATE_BYPASSED
@@ -174,6 +178,39 @@ def test_a_broken_scorer_is_refused_and_not_cached(valkey_server: RedisProcess, 
         assert (await made.rank()).cache_state == MISS
 
     run(valkey_server, scenario)
+
+
+@pytest.mark.parametrize("version", ["x" * 256, "a\0b"])
+def test_a_version_that_no_entry_can_hold_is_its_senders_fault(
+    valkey_server: RedisProcess, version: str
+) -> None:
+    async def scenario(made: World) -> None:
+        await made.rank()
+        made.inference.scorer = version
+        code, info, _ = await failure(made.rank("another"))
+        assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_MALFORMED")
+        assert info.metadata["dependency"] == "inference"
+        answer = await made.rank()
+        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [REFRESH_FAILED])
+
+    run(valkey_server, scenario, refresh_every=1)
+
+
+def test_a_list_written_by_a_clock_that_is_ahead_is_replaced_by_the_next_refresh(
+    valkey_server: RedisProcess,
+) -> None:
+    async def scenario(made: World) -> None:
+        service: Any = made.running.service
+        cache, key = service._cache, fingerprint("laser printer toner")
+        ahead_ms = time.time_ns() // 1_000_000 + 3_600_000
+        versions = Versions("index-1", "encoder-1", "scorer-1")
+        await cache.put(key, AdsList((9,), (0.5,), ahead_ms, 1, versions), BASE_MS)
+        answer = await made.rank()
+        assert (answer.cache_state, ids(answer), answer.list_age_ms) == (REFRESHED, [1, 2, 3], 0)
+        held = await cache.get(key)
+        assert (held.ad_ids, held.written_at_ms) == ((1, 2, 3, 9), ahead_ms + 1)
+
+    run(valkey_server, scenario, refresh_every=1)
 
 
 def test_a_capped_search_is_told_on_every_answer_from_its_list(valkey_server: RedisProcess) -> None:

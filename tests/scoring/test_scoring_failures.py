@@ -1,6 +1,7 @@
 """What answers are like while something is gone."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from services.scoring.server import build
 HIT, MISS = scoring_pb2.CACHE_STATE_HIT, scoring_pb2.CACHE_STATE_MISS
 BYPASSED = scoring_pb2.CACHE_STATE_BYPASSED
 CACHE_UNAVAILABLE = scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE
+REFRESH_FAILED = scoring_pb2.DEGRADED_REASON_REFRESH_FAILED
 STALE_ADS = scoring_pb2.DEGRADED_REASON_STALE_ADS
 
 
@@ -85,6 +87,23 @@ def test_a_silent_cache_costs_no_answer_more_than_its_timeouts(
     run(servers, scenario, cache_timeout_ms=50)
 
 
+def test_a_busy_event_loop_is_not_a_silent_cache(servers: tuple[RedisProcess, RedisProcess]) -> None:
+    async def scenario(made: World, cache: RedisProcess, state: RedisProcess) -> None:
+        await made.rank("q")
+
+        async def hog() -> None:
+            while True:
+                time.sleep(0.03)  # noqa: ASYNC251 - longer than the cache may take, at every turn of the loop
+                await asyncio.sleep(0)
+
+        hogging = asyncio.create_task(hog())
+        answers = await asyncio.gather(*(made.rank("q") for _ in range(50)))
+        hogging.cancel()
+        assert [answer.cache_state for answer in answers] == [HIT] * 50
+
+    run(servers, scenario, cache_timeout_ms=20, refresh_every=1000)
+
+
 def test_with_cache_and_inference_gone_the_error_names_inference(
     servers: tuple[RedisProcess, RedisProcess],
 ) -> None:
@@ -131,6 +150,79 @@ def test_with_inference_gone_cached_lists_are_still_served(
         assert [bool(a.degraded_reasons) for a in answers] == [False] * 2 + [True] * 6
 
     run(servers, scenario, refresh_every=3)
+
+
+@pytest.mark.parametrize("timeout_s", [0.6, 8])
+def test_a_hanging_refresh_costs_its_caller_no_answer(
+    servers: tuple[RedisProcess, RedisProcess], timeout_s: float
+) -> None:
+    async def scenario(made: World, cache: RedisProcess, state: RedisProcess) -> None:
+        await made.rank()
+        made.inference.embed.open.clear()
+        request = scoring_pb2.RankAdsRequest(query="laser printer toner", slots=4)
+        began_s = asyncio.get_running_loop().time()
+        answer = await made.stub.RankAds(request, timeout=timeout_s)
+        assert asyncio.get_running_loop().time() - began_s < min(timeout_s, 1.5)
+        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [REFRESH_FAILED])
+        made.inference.embed.open.set()
+        await until(lambda: made.answers(scoring_pb2.CACHE_STATE_REFRESHED))
+
+    run(servers, scenario, refresh_every=1, compute_timeout_ms=2000)
+
+
+def test_a_service_known_to_be_down_is_not_waited_for(servers: tuple[RedisProcess, RedisProcess]) -> None:
+    async def scenario(made: World, cache: RedisProcess, state: RedisProcess) -> None:
+        await made.rank("cached")
+        made.inference.embed.open.clear()  # it hangs, as its health probe finds out
+        calls = len(made.inference.embed.calls)
+        inference = made.running.health.dependencies["inference"]
+        await made.upstreams.set_health("inference", serving=False)
+        await eventually(lambda: not inference.is_up)
+        began_s = asyncio.get_running_loop().time()
+        answer = await made.rank("cached")
+        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [REFRESH_FAILED])
+        for _ in range(20):
+            code, info, _ = await failure(made.rank("not cached"))
+            assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
+            assert info.metadata["dependency"] == "inference"
+        assert asyncio.get_running_loop().time() - began_s < 1
+        assert len(made.inference.embed.calls) == calls
+        made.inference.embed.open.set()
+        await made.upstreams.set_health("inference", serving=True)
+        await eventually(lambda: inference.is_up)
+        assert (await made.rank("not cached")).cache_state == MISS
+
+    run(servers, scenario, refresh_every=1)
+
+
+def test_clicks_that_wait_for_a_silent_state_leave_room_for_answers(
+    servers: tuple[RedisProcess, RedisProcess],
+) -> None:
+    async def scenario(made: World, cache: RedisProcess, state: RedisProcess) -> None:
+        token = (await made.rank()).ads[0].click_token
+        state.pause()
+        clicks = [
+            asyncio.create_task(
+                failure(
+                    made.stub.RecordClicks(
+                        scoring_pb2.RecordClicksRequest(
+                            clicks=[scoring_pb2.Click(click_id=str(i), click_token=token)]
+                        ),
+                        timeout=10,
+                    )
+                )
+            )
+            for i in range(40)
+        ]
+        await eventually(lambda: sum(click.done() for click in clicks) >= 20)
+        assert (await made.rank()).cache_state == HIT
+        assert not all(click.done() for click in clicks)
+        for code, info, _ in await asyncio.gather(*clicks):
+            assert code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            assert info.reason in ("STATE_UNAVAILABLE", "TOO_MANY_CALLS")
+        state.resume()
+
+    run(servers, scenario, max_concurrent=8, state_timeout_ms=1500)
 
 
 def test_readiness_follows_the_services_that_answers_need(

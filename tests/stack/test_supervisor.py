@@ -1,5 +1,6 @@
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,21 @@ def test_a_child_deaf_to_sigterm_is_killed_after_the_grace(tmp_path: Path) -> No
     asyncio.run(supervise(supervisor, Supervisor.ready))
     assert said == ["deaf did not stop within 0.2 s and was killed"]
     assert not any(alive(pid) for pid in pids(tmp_path, "deaf"))
+
+
+def test_a_child_that_cannot_be_started_again_is_named(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    other, stays = child(tmp_path, "other", STAYS), child(tmp_path, "stays", STAYS)
+
+    async def work(supervisor: Supervisor) -> None:
+        await supervisor.ready()
+        shutil.rmtree(logs)  # as good as a full disk or a lost mount: no log can be opened
+        os.kill(pids(tmp_path, "stays")[0], signal.SIGKILL)
+        await asyncio.Event().wait()
+
+    with pytest.raises(StackError, match=r"stays could not be started \(.*stays.log.*\), crash 3"):
+        asyncio.run(supervise(Supervisor([other, stays], logs, print, FAST), work))
+    assert not any(alive(pid) for name in ("other", "stays") for pid in pids(tmp_path, name))
 
 
 # The rest needs a supervisor in a process of its own, to be signalled or killed from outside.
