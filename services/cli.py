@@ -8,7 +8,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("up", "query", "catalogue", "log", "model", "index", "evict", "loadtest", "bench", "config", "info")
+COMMANDS = (
+    "up",
+    "query",
+    "catalogue",
+    "log",
+    "model",
+    "index",
+    "evict",
+    "loadtest",
+    "bench",
+    "config",
+    "info",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,11 +22,15 @@ dictionary look-up a candidate, because it runs on every answer, hits included.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 POSITION_EXPONENT = -0.57
+
+DROPS = ("unknown", "paused", "closed", "reserve", "improbable", "targeting")
+"""Why a candidate takes no part: no such live ad, it is paused, its account is (or its budget is spent), its
+bid is below the reserve, its click probability is 0, the user is not whom it is meant for."""
 
 
 @dataclass(slots=True)
@@ -106,22 +110,30 @@ def run_auction(
     viewer: Viewer,
     slots: int,
     reserve_micros: int,
+    drops: MutableMapping[str, int] | None = None,
 ) -> list[Placement]:
     """Fill at most `slots` positions, best first.
 
     ad_ids and click_probabilities: one value a candidate, probabilities 0..1 at the top position. ads: live
-    ads by id; a candidate that is not among them takes no part.
+    ads by id; a candidate that is not among them takes no part. drops: where given, counts the candidates
+    that took no part, by the reasons of DROPS; a defaultdict, or one that holds them all.
     """
     live = ads.get
     ranked = []
     for ad_id, probability in zip(ad_ids, click_probabilities, strict=True):
         ad = live(ad_id)
         if ad is None or ad.paused or not ad.account.open:
+            if drops is not None:
+                drops["unknown" if ad is None else "paused" if ad.paused else "closed"] += 1
             continue
         bid = ad.bid_micros
         if bid < reserve_micros or probability <= 0.0:
+            if drops is not None:
+                drops["reserve" if bid < reserve_micros else "improbable"] += 1
             continue
         if ad.targeting is not None and not ad.targeting.admits(viewer):
+            if drops is not None:
+                drops["targeting"] += 1
             continue
         ranked.append((-bid * probability, ad_id, bid, probability, ad))
     ranked.sort()

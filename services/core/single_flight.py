@@ -25,6 +25,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+SHARES = ("started", "joined", "remembered", "refused")
+"""What a caller of `run` can get: a new computation, a running one, a result just finished, or nothing."""
+
 _REMEMBERED_S = 1.0
 _REMEMBERED_RESULTS = 1024
 
@@ -72,7 +75,11 @@ class CoolDowns:
 
 
 class SingleFlight(Generic[T]):
-    """Runs computations, one a key. timeout_s: the deadline of each. max_running: bound on tasks."""
+    """Runs computations, one a key.
+
+    timeout_s: the deadline of each. max_running: bound on tasks. observe: told of each caller which of SHARES
+    it got.
+    """
 
     def __init__(
         self,
@@ -80,7 +87,9 @@ class SingleFlight(Generic[T]):
         max_running: int,
         cool_downs: CoolDowns,
         clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[str], None] = lambda share: None,
     ):
+        self._observe = observe
         self._timeout_s = timeout_s
         self._max_running = max_running
         self._cool_downs = cool_downs
@@ -104,14 +113,19 @@ class SingleFlight(Generic[T]):
         """
         finished = self._finished.get(key)
         if finished is not None and finished[0] >= since_s:
+            self._observe("remembered")
             return finished[1]
         task = self._running.get(key)
         if task is None:
             if len(self._running) >= self._max_running:
+                self._observe("refused")
                 raise TooManyComputations
+            self._observe("started")
             task = asyncio.create_task(self._compute(key, compute))
             self._running[key] = task
             task.add_done_callback(_retrieve)
+        else:
+            self._observe("joined")
         return await asyncio.shield(task)
 
     async def close(self) -> None:

@@ -64,7 +64,7 @@ class Discovery:
             await self._repair()
         self._cursor = 0
         duration_s = time.perf_counter() - started_s
-        self._counters.rebuilt(rebuilt + immortal, duration_s)
+        self._counters.rebuilt(reason, rebuilt + immortal, duration_s)
         self._log.info(
             "order_rebuilt",
             reason=reason,

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 
 from services.eviction.breaker import FreedBreaker
 from services.eviction.config import EvictionConfig
-from services.eviction.counters import Counters
+from services.eviction.counters import RESTARTED, START, VANISHED, Counters
 from services.eviction.discovery import Discovery
 from services.eviction.ledger import Ledger, Victim
 from services.eviction.store import SCRIPT_KEYS, Memory, Store
@@ -81,7 +81,7 @@ class Enforcer:
         """
         memory = await self._store.verify()
         if memory.run_id != self._run_id:
-            await self._rebuild("redis restarted" if self._counted_run_id else "start", memory)
+            await self._rebuild(RESTARTED if self._counted_run_id else START, memory)
         self._connected = True
         self._redis.up()
 
@@ -142,7 +142,8 @@ class Enforcer:
         await self._discovery.sweep()
         if self._ledger.order.clock != clock:
             self._clock_moved()
-        self._counters.observe(self._ledger, self.memory, self.used_bytes, self._breaker.is_open)
+        watermarks = (self.low_bytes, self.high_bytes)
+        self._counters.observe(self._ledger, self.memory, self.used_bytes, watermarks, self._breaker.is_open)
         self._counters.tick.observe(time.perf_counter() - started_s)
 
     async def _notice(self, memory: Memory, expected: int) -> None:
@@ -151,9 +152,9 @@ class Enforcer:
             await self._store.verify()
         if memory.run_id != self._run_id:
             await self._store.verify()
-            await self._rebuild("redis restarted", memory)
+            await self._rebuild(RESTARTED, memory)
         elif expected > 2 * memory.keys + 16:
-            await self._rebuild("more than half of the entries vanished", memory)
+            await self._rebuild(VANISHED, memory)
         self._take(memory)
 
     def _take(self, memory: Memory) -> None:
@@ -205,9 +206,10 @@ class Enforcer:
             self._ledger.return_victims(victims)  # it may have run: a later try finds out
             raise
         self.used_bytes = done.used_bytes
-        unlinked, skipped = self._ledger.settle_victims(victims, done.answers)
-        self._counters.evicted.inc(unlinked)
-        self._counters.skipped.inc(skipped)
+        settled = self._ledger.settle_victims(victims, done.answers)
+        self._counters.evicted.inc(settled.unlinked)
+        for reason in ("changed", "gone", "immortal"):
+            self._counters.skipped.labels(reason).inc(getattr(settled, reason))
         self._counters.freed_bytes.inc(max(done.freed_bytes, 0))
         estimated_bytes = sum(
             v.entry.size_bytes for v, a in zip(victims, done.answers, strict=True) if a == 0

@@ -42,6 +42,15 @@ class Victim(NamedTuple):
     expected_ms: int
 
 
+class Settled(NamedTuple):
+    """Numbers of victims: unlinked; or left alone because written since, gone, or without an expiry."""
+
+    unlinked: int
+    changed: int
+    gone: int
+    immortal: int
+
+
 class Rise(NamedTuple):
     """An expiry that Redis should hold; `held_ms` is the one it is believed to hold."""
 
@@ -75,6 +84,11 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self.order)
+
+    @property
+    def waiting_rises(self) -> int:
+        """Entries whose priority lies above their expiry in Redis."""
+        return len(self._rising)
 
     def held_ms(self, key: bytes) -> int | None:
         """The expiry that Redis is believed to hold for a key, None when the key is unknown."""
@@ -161,18 +175,23 @@ class Ledger:
             taken_bytes += entry.size_bytes
         return victims
 
-    def settle_victims(self, victims: Sequence[Victim], answers: Sequence[int]) -> tuple[int, int]:
-        """Draws the conclusions from unlink.lua: (entries unlinked, entries changed or gone)."""
+    def settle_victims(self, victims: Sequence[Victim], answers: Sequence[int]) -> Settled:
+        """Draws the conclusions from unlink.lua; returns how many victims met which end."""
         evicted = [v.entry.priority for v, answer in zip(victims, answers, strict=True) if answer == DONE]
         self.order.advance(max(evicted, default=0))
+        changed = gone = immortal = 0
         for victim, answer in zip(victims, answers, strict=True):
             if answer == DONE:
                 continue
             if answer == IMMORTAL:
+                immortal += 1
                 self.immortal.append((victim.entry.key, victim.entry.size_bytes))
-            elif answer != GONE:
+            elif answer == GONE:
+                gone += 1
+            else:
+                changed += 1
                 self._put(victim.entry, priority_of(answer), answer)
-        return len(evicted), len(victims) - len(evicted)
+        return Settled(len(evicted), changed, gone, immortal)
 
     def return_victims(self, victims: Iterable[Victim]) -> None:
         """Puts victims back whose fate is unknown; a later try finds out."""

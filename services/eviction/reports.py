@@ -61,16 +61,19 @@ class Reports:
             raise ResourceExhausted("TOO_MANY_STREAMS", f"{MAX_STREAMS} report streams are open", 1_000)
         stream = ReportStream()
         self._streams.add(stream)
+        self._counters.streams.set(len(self._streams))
         return stream
 
     def close(self, stream: ReportStream) -> None:
         """Ends a stream; what it queued is still applied."""
         self._streams.discard(stream)
+        self._counters.streams.set(len(self._streams))
 
     def put(self, stream: ReportStream, batch: int, events: Sequence[Event]) -> None:
         """Queues a checked batch; the caller holds a place of `stream.room`."""
         stream.received = batch
         self._queued += len(events)
+        self._counters.queued.set(self._queued)
         self._queue.append((stream, batch, events))
         self._waiting.set()
 
@@ -87,6 +90,7 @@ class Reports:
                 stream, batch, events = self._queue.popleft()
                 self._apply(events)
                 self._queued -= len(events)
+                self._counters.queued.set(self._queued)
                 stream.acknowledged = batch
                 stream.acknowledgements.append(batch)
                 stream.changed.set()

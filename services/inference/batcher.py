@@ -55,11 +55,14 @@ class Observer(Protocol):
     def batch(self, batch: Batch[Tokens], seconds: float) -> None:
         """A batch ran."""
 
+    def queued(self, rows: int) -> None:
+        """So many rows wait, after a request came or a batch left."""
+
     def waited(self, seconds: float) -> None:
         """A request waited this long for its first row to run."""
 
     def dropped(self, why: str) -> None:
-        """A request left the queue unanswered: "expired" or "cancelled"."""
+        """A request left the queue unanswered, "expired" or "cancelled", or found it full, "refused"."""
 
     def failed(self, error: Exception) -> None:
         """A row failed by itself."""
@@ -122,8 +125,10 @@ class Batcher:
             try:
                 self._queue.admit(request)
             except QueueFull as error:
+                self._observer.dropped("refused")
                 raise self._refusal(error) from None
             self._calls[request] = call
+            self._observer.queued(self._queue.rows)
             self._changed.notify()
         try:
             async with asyncio.timeout(None if math.isinf(remaining_s) else remaining_s):
@@ -162,6 +167,7 @@ class Batcher:
                     while batch is None and not expired and not self._closing:
                         self._changed.wait()
                         batch, expired = self._queue.take(time.monotonic())
+                    self._observer.queued(self._queue.rows)
                     gone = [self._calls.pop(request) for request in expired if request in self._calls]
                 for call in gone:
                     call.error = DeadlineExceeded("the encoder started")

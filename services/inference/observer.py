@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from services.core.batching import Batch
+from services.core.batching import Batch, Release
 from services.inference.batcher import Tokens
 from services.runtime.metrics import Metrics
 
@@ -23,11 +23,16 @@ class BatchMetrics:
             "batch_releases_total",
             "Encoder runs by why their batch was closed: rows, tokens, drained.",
             ("reason",),
+            [release.value for release in Release],
         )
         self._waited = metrics.histogram("queue_seconds", "Time from queueing to the first run of a call.")
         self._dropped = metrics.counter(
-            "dropped_calls_total", "Calls that left the queue unanswered: expired, cancelled.", ("reason",)
+            "dropped_calls_total",
+            "Calls that left the queue unanswered (expired, cancelled) or found no room in it (refused).",
+            ("reason",),
+            ("expired", "cancelled", "refused"),
         )
+        self._queued = metrics.gauge("queued_texts", "Texts that wait for the encoder.")
         self._failed = metrics.counter("failed_texts_total", "Texts that could not be encoded.")
 
     def batch(self, batch: Batch[Tokens], seconds: float) -> None:
@@ -37,12 +42,16 @@ class BatchMetrics:
         self._tokens.inc(batch.width * len(batch.rows))
         self._releases.labels(batch.release.value).inc()
 
+    def queued(self, texts: int) -> None:
+        """So many texts wait."""
+        self._queued.set(texts)
+
     def waited(self, seconds: float) -> None:
         """A call waited this long for its first row to run."""
         self._waited.observe(seconds)
 
     def dropped(self, why: str) -> None:
-        """A call left the queue unanswered."""
+        """A call left the queue unanswered, or was refused."""
         self._dropped.labels(why).inc()
 
     def failed(self, error: Exception) -> None:

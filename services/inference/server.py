@@ -40,6 +40,10 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
         self._log = runtime.log
         self._health = runtime.health
         self._observer = BatchMetrics(runtime.metrics, runtime.log)
+        runtime.metrics.gauge("max_queued_texts", "Texts above this are refused.").set(config.max_queue_rows)
+        self._loads = runtime.metrics.counter(
+            "model_loads_total", "Calls of LoadModel.", ("outcome",), ("served", "refused")
+        )
         self._model: ServedModel | None = None
         self._swapping = asyncio.Lock()
         self._releases: set[asyncio.Task[None]] = set()
@@ -136,6 +140,7 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
             try:
                 scorer = await self._load(path)
             except UserError as error:
+                self._loads.labels("refused").inc()
                 self._log.warning("model_refused", path=request.path, reason=str(error))
                 raise FailedPrecondition(
                     "MODEL_REFUSED",
@@ -145,6 +150,7 @@ class InferenceServer(rpc.InferenceServiceServicer, rpc.InferenceAdminServiceSer
                     path=request.path,
                 ) from error
             previous, self._model = self._current(), self._serve(scorer)
+            self._loads.labels("served").inc()
             release = asyncio.create_task(previous.release())
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)

@@ -63,14 +63,17 @@ def build_index(
     seed: int,
     progress: Progress,
     queries: Floats | None = None,
+    *,
+    catalogue: str = "",
 ) -> Built:
     """Writes the index bundle `out`, atomically replacing what is there.
 
     `vectors` float32 [n, d], any non-zero length (normalised here); `ad_ids` int64 [n], positive, distinct;
     `strings` and `numbers` one value an ad (None, NaN: absent); `encoder` the fingerprint of the encoder that
     made the vectors. `queries` float32 [m, d] calibrate the budgets (at most 1,000, drawn by `seed`); without
-    them noisy copies of ads stand in, and the bundle says so. `progress` gets
-    stage, done, total. Raises UserError naming what is wrong with the input, or that `out` cannot be written.
+    them noisy copies of ads stand in, and the bundle says so. `catalogue` is the fingerprint of the bundle
+    that the ads come from, kept in the metadata. `progress` gets stage, done, total. Raises UserError naming
+    what is wrong with the input, or that `out` cannot be written.
     """
     check_replaceable(out, KIND)
     unit = _unit_rows("vectors", vectors)
@@ -109,6 +112,7 @@ def build_index(
         "dimension": dimension,
         "lists": ivf.nlist,
         "encoder": encoder,
+        "catalogue": catalogue,
         "seed": seed,
         "calibration_source": source,
         "faiss": faiss.__version__,

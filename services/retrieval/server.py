@@ -24,6 +24,7 @@ from services.retrieval.config import RetrievalConfig
 from services.retrieval.delta import Delta, Snapshot
 from services.retrieval.index import INDEX_KIND, KIND, LoadedIndex, load_index
 from services.retrieval.kernels import limit_loading, use_one_thread
+from services.retrieval.observer import SearchMetrics
 from services.retrieval.search import Answer, Answers, Query, search
 from services.runtime.bundles import open_bundle, parse_in_child
 from services.runtime.deadlines import Deadline
@@ -50,11 +51,14 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         self._swapping = asyncio.Lock()
         self._delta: Delta | None = None
         metrics = runtime.metrics
-        self._searches = metrics.counter("searches_total", "Vectors searched.", ("stop_reason",))
-        self._codes = metrics.counter("codes_scanned_total", "Ads compared with a query.")
-        self._lists = metrics.counter("lists_visited_total", "Inverted lists visited.")
+        self._observer = SearchMetrics(metrics)
         self._ads = metrics.gauge("ads", "Ads that searches can return.")
         self._changes = metrics.gauge("delta_changes", "Changes held beside the index.")
+        metrics.gauge("max_delta_changes", "Changes above this are refused.").set(config.max_delta)
+        self._changed = metrics.counter("changed_ads_total", "Ads changed.", ("kind",), ("upsert", "delete"))
+        self._swaps = metrics.counter(
+            "index_swaps_total", "Calls of SwapIndex.", ("outcome",), ("swapped", "unchanged", "rejected")
+        )
 
     def register(self, server: grpc.aio.Server, admin: grpc.aio.Server) -> list[str]:
         """Adds the search service to the public server and the administration to the other."""
@@ -103,6 +107,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
             delta = self._current()
             ads = requests.parse_upsert(request, delta.snapshot.index, self._config)
             sequence = delta.upsert(ads)
+            self._changed.labels("upsert").inc(len(ads))
             self._measure(delta.snapshot)
             return sequence
 
@@ -117,6 +122,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
             deadline.check("storing the change")
             delta = self._current()
             result = delta.delete(ad_ids)
+            self._changed.labels("delete").inc(result[1])
             self._measure(delta.snapshot)
             return result
 
@@ -172,7 +178,10 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
                 index = await self._in(self._loader, lambda: self._load(path, current.index.encoder))
                 deadline.check("swapping the index")
                 before, after = await self._in(self._writer, lambda: self._install(index))
-            except UserError as error:
+            except (UserError, FailedPrecondition) as error:
+                self._swaps.labels("rejected").inc()
+                if isinstance(error, FailedPrecondition):
+                    raise
                 raise FailedPrecondition(
                     "INDEX_REJECTED",
                     str(error),
@@ -180,6 +189,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
                     remedy="the current index stays; build the bundle again",
                     path=request.path,
                 ) from error
+        self._swaps.labels("unchanged" if before is after else "swapped").inc()
         return pb.SwapIndexResponse(previous=_versions(before or after), current=_versions(after))
 
     def _current(self) -> Delta:
@@ -197,10 +207,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
             return search(snapshot, query, self._config.exact_below, deadline), waited_us
 
         answers, queue_us = await self._in(self._searchers, work)
-        for row in answers.rows:
-            self._searches.labels("EXHAUSTED" if row.exhausted else "BUDGET").inc()
-            self._codes.inc(row.codes_scanned)
-            self._lists.inc(row.lists_visited)
+        self._observer.searched(answers, queue_us)
         return answers, queue_us
 
     def _load(self, folder: Path, encoder: str | None) -> LoadedIndex:

@@ -56,6 +56,7 @@ class Admission:
         self._health = health
         self._metrics = metrics
         self._log = log
+        metrics.call_limit.set(limit)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,6 +70,7 @@ class Admission:
 
     def unary(self, name: str, behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         """A unary handler with everything around it."""
+        self._metrics.method(name)
         latency = self._metrics.latency.labels(name)
         succeeded = self._metrics.calls.labels(name, "OK")
         gauge = self._metrics.in_flight
@@ -102,6 +104,7 @@ class Admission:
 
     def stream(self, name: str, behaviour: Callable[[Any, Any], AsyncIterator[Any]]) -> Any:
         """A streaming handler with everything around it."""
+        self._metrics.method(name)
         succeeded = self._metrics.calls.labels(name, "OK")
 
         async def call(requests: Any, context: Context) -> AsyncIterator[Any]:

@@ -47,7 +47,11 @@ class Dependency:
 class Health:
     """Keeps the health servicer in step with start, dependencies and drain. Event-loop only."""
 
-    def __init__(self, on_change: Callable[[bool, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[bool, str], None] | None = None,
+        on_dependency: Callable[[str, Callable[[], bool]], None] | None = None,
+    ) -> None:
         self.servicer = health_aio.HealthServicer()
         self.dependencies: dict[str, Dependency] = {}
         self._names: Sequence[str] = ()
@@ -55,6 +59,7 @@ class Health:
         self._draining = False
         self._failed = ""
         self._on_change = on_change
+        self._on_dependency = on_dependency
         self._ready: bool | None = None
         self._dirty: Callable[[], None] = lambda: None
 
@@ -67,6 +72,8 @@ class Health:
     def dependency(self, name: str, required: bool) -> Dependency:
         """A new dependency, down until its owner reports it up."""
         found = self.dependencies[name] = Dependency(name, required, lambda: self._dirty())
+        if self._on_dependency is not None:
+            self._on_dependency(name, lambda: found.is_up)
         return found
 
     def started(self) -> None:

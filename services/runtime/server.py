@@ -63,9 +63,10 @@ class Runtime(Generic[ConfigT]):
         self.config = config
         self.log: structlog.stdlib.BoundLogger = logs.logger(service)
         self.metrics = Metrics(service)
-        self.health = Health(self._on_readiness)
+        self.health = Health(self._on_readiness, self.metrics.dependency)
 
     def _on_readiness(self, ready: bool, reason: str) -> None:
+        self.metrics.ready.set(ready)
         self.log.info("ready" if ready else "not_ready", reason=reason)
 
 

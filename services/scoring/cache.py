@@ -1,4 +1,4 @@
-"""The cache of scored lists: one GET a hit, one conditional SET a computation.
+"""The cache of scored lists: one shared read a hit (`reads`), one conditional SET a computation.
 
 A value is used only when it decodes as the list of the key that was asked for (`services.core.ads_list`);
 anything else counts as a miss and in `corrupt_entries_total`. Every write carries PXAT: a key without expiry
@@ -12,7 +12,7 @@ computation of milliseconds.
 When the cache does not answer within its timeout, `CacheUnavailable` is raised; a breaker then refuses at
 once, with one probe each cool-down, so that a silent server costs one timeout and not one per answer.
 A refusal (no memory, read-only, no permission) is an answer: it fails that command, not the breaker,
-so that a cache which takes no writes is still read. A key of another type is a corrupt entry like any other.
+so that a cache which takes no writes is still read. A key of another type reads as none and is replaced.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from redis.exceptions import RedisError, ResponseError
 from services.core.ads_list import AdsList, CorruptEntry, decode, encode
 from services.runtime.metrics import Metrics
 from services.runtime.redis_client import Breaker, Patience
+from services.scoring.reads import SharedReads
 
 T = TypeVar("T")
+
+_COMMANDS = ("get", "put", "ping")
+_CORRUPT = ("length", "format", "crc", "fingerprint", "versions")
 
 
 class CacheUnavailable(Exception):
@@ -71,14 +75,24 @@ class RedisCache:
         self._prefix = prefix.encode()
         self._breaker = breaker or Breaker()
         self._timeout_s = timeout_ms / 1000
+        self._reads = SharedReads(self._fetch)
         self._put_newer = client.register_script(
             files("services.scoring").joinpath("put_newer.lua").read_text(encoding="utf-8")
         )
         self._corrupt = metrics.counter(
-            "corrupt_entries_total", "Cached values that were not the list asked for.", ("reason",)
+            "corrupt_entries_total", "Cached values that were not the list asked for.", ("reason",), _CORRUPT
         )
         self._failures = metrics.counter(
-            "cache_failures_total", "Cache commands without an answer.", ("command",)
+            "cache_failures_total", "Cache commands without an answer.", ("command",), _COMMANDS
+        )
+        self._spared = metrics.counter(
+            "cache_spared_total",
+            "Cache commands not sent because the breaker was open.",
+            ("command",),
+            _COMMANDS,
+        )
+        metrics.gauge("cache_breaker_open", "1 while the cache is not asked.").set_function(
+            lambda: self._breaker.is_open
         )
 
     def key(self, fingerprint: bytes) -> bytes:
@@ -88,13 +102,7 @@ class RedisCache:
     async def get(self, fingerprint: bytes) -> AdsList | None:
         """The list of a key, or None. Raises CacheUnavailable."""
         self._check_breaker("get")
-        try:
-            data: bytes | None = await self._answer("get", self._client.get(self.key(fingerprint)))
-        except ResponseError as error:
-            if not str(error).startswith("WRONGTYPE"):
-                raise self._failed("get", error) from error
-            self._corrupt.labels("type").inc()
-            return None
+        data = await self._reads.get(self.key(fingerprint))
         if data is None:
             return None
         try:
@@ -123,11 +131,19 @@ class RedisCache:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._reads.close()
         await self._client.aclose()
+
+    async def _fetch(self, keys: list[bytes]) -> list[bytes | None]:
+        try:
+            values: list[bytes | None] = await self._answer("get", self._client.mget(keys))
+        except ResponseError as error:
+            raise self._failed("get", error) from error
+        return values
 
     def _check_breaker(self, command: str) -> None:
         if not self._breaker.allows():
-            self._failures.labels(command).inc()
+            self._spared.labels(command).inc()
             raise CacheUnavailable("the cache did not answer lately")
 
     async def _answer(self, command: str, call: Awaitable[T]) -> T:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from frugalads.scoring.v1 import scoring_pb2
 from services.core.ads_list import AdsList, Versions, merge
 from services.core.refresh import RefreshPolicy
-from services.core.single_flight import CoolDowns, SingleFlight, TooManyComputations
+from services.core.single_flight import SHARES, CoolDowns, SingleFlight, TooManyComputations
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import ResourceExhausted, ServiceError, Unavailable
 from services.runtime.metrics import Metrics
@@ -89,12 +89,43 @@ class Ranker:
         self._wall_ms = wall_ms
         self._cool_downs = CoolDowns(_FIRST_COOL_DOWN_S, _LONGEST_COOL_DOWN_S)
         self._flights: SingleFlight[_Computed] = SingleFlight(
-            self._timeout_s + _WRITE_S, max_computations, self._cool_downs
+            self._timeout_s + _WRITE_S,
+            max_computations,
+            self._cool_downs,
+            observe=lambda share: self._callers.labels(share).inc(),
         )
         self.newest_versions = Versions()
-        self._computed = metrics.counter("computations_total", "Lists computed.", ("outcome",))
+        self._decisions = metrics.counter(
+            "refresh_decisions_total",
+            "Hits by what was decided: reuse, refresh; or reuse although a refresh was due, because one is"
+            " running or has failed lately (cooling).",
+            ("decision",),
+            ("reuse", "refresh", "running", "cooling"),
+        )
+        self._callers = metrics.counter(
+            "computation_callers_total",
+            "Callers in need of a computed list: who started a computation, joined one, got one just"
+            " finished, or was refused.",
+            ("share",),
+            SHARES,
+        )
+        self._computed = metrics.counter(
+            "computations_total", "Lists computed.", ("outcome",), ("inserted", "refreshed", "failed")
+        )
+        self._phases = metrics.histogram(
+            "computation_phase_seconds",
+            "Time of the parts of a computation.",
+            ("phase",),
+            ("embed", "retrieve", "score"),
+        )
+        self._writes = metrics.counter(
+            "cache_writes_total",
+            "Computed lists by what became of them in the cache; overtaken: a newer one was there.",
+            ("outcome",),
+            ("new", "replaced", "overtaken", "failed"),
+        )
         self._cost = metrics.histogram("computation_seconds", "Time that computing a list took.")
-        metrics.gauge("computations_running", "Lists being computed.").set_function(
+        metrics.gauge("running_computations", "Lists being computed.").set_function(
             lambda: len(self._flights)
         )
 
@@ -115,9 +146,13 @@ class Ranker:
         decision = self._policy.on_hit(fingerprint, cached)
         loss_usd = decision.predicted_loss_usd
         if not decision.refresh or self._flights.is_running(fingerprint):
+            self._decisions.labels("running" if decision.refresh else "reuse").inc()
             self._reporter.hit(self._cache.key(fingerprint))
             return Found(cached, HIT, loss_usd, (), cache_us)
-        if not self._cool_downs.is_cooling(fingerprint):
+        if self._cool_downs.is_cooling(fingerprint):
+            self._decisions.labels("cooling").inc()
+        else:
+            self._decisions.labels("refresh").inc()
             try:
                 # A list is at hand: an upstream that hangs must not cost this caller its answer.
                 async with asyncio.timeout(min(self._timeout_s, deadline.remaining_s()) / 2):
@@ -165,6 +200,9 @@ class Ranker:
         cost_us = _since_us(began_s)
         self._computed.labels("refreshed" if cached is not None else "inserted").inc()
         self._cost.observe(cost_us / 1e6)
+        phases = {"embed": scored.embed_us, "retrieve": scored.retrieve_us, "score": scored.score_us}
+        for phase, phase_us in phases.items():
+            self._phases.labels(phase).observe(phase_us / 1e6)
         # A refresh is newer than the list it replaces, whatever the clock of the process that wrote that one:
         # with a clock ahead by an hour its list could otherwise not be replaced for an hour.
         written_at_ms = self._wall_ms() if cached is None else max(self._wall_ms(), cached.written_at_ms + 1)
@@ -182,7 +220,11 @@ class Ranker:
         try:
             written = await self._cache.put(fingerprint, entry, priority.expire_at_ms)
         except CacheUnavailable:
-            written = None  # the answer does not depend on it, and the failure is counted
+            written = None  # the answer does not depend on it
+            self._writes.labels("failed").inc()
+        else:
+            outcome = "overtaken" if written is None else "new" if written.is_new else "replaced"
+            self._writes.labels(outcome).inc()
         if written is not None:
             self._policy.on_write(fingerprint, entry)
             self._reporter.written(written, cost_us, priority)

@@ -69,10 +69,13 @@ class Reporter:
         self._hits = 0
         self._task: asyncio.Task[None] | None = None
         self._dropped = metrics.counter("events_dropped_total", "Cache events that were not reported.")
-        self._sent = metrics.counter("events_sent_total", "Cache events reported to the eviction sidecar.")
-        metrics.gauge("priority_clock", "Last priority clock of the sidecar.").set_function(
-            lambda: self._clock
+        metrics.gauge("queued_events", "Cache events that wait for the sidecar.").set_function(
+            lambda: len(self._queue)
         )
+        self._sent = metrics.counter("events_sent_total", "Cache events reported to the eviction sidecar.")
+        metrics.gauge(
+            "priority_clock_seconds", "Priority clock L as the sidecar last told it: seconds of computation."
+        ).set_function(lambda: self._clock / 1e6)
 
     @property
     def clock(self) -> int:

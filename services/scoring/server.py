@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import time
+from collections import defaultdict
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from services.runtime.tls import peer_tls
 from services.scoring import click_token, probes, validation
 from services.scoring.cache import RedisCache
 from services.scoring.config import ScoringConfig, check
+from services.scoring.observer import AnswerMetrics
 from services.scoring.ranker import Found, Ranker
 from services.scoring.replica import Replica, to_micros
 from services.scoring.reporter import Reporter
@@ -87,7 +89,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         options = CascadeOptions(config.candidates, config.recall_target, config.min_similarity)
         self._ranker = Ranker(
             self._cache,
-            Cascade(self._inference, self._retrieval, (inference, retrieval), options),
+            Cascade(self._inference, self._retrieval, (inference, retrieval), options, runtime.metrics),
             self._replica,
             self._policy,
             self._reporter,
@@ -97,15 +99,11 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             max_computations=config.max_concurrent_computations,
         )
         self._watchers: list[asyncio.Task[None]] = []
-        answers = runtime.metrics.counter("answers_total", "RankAds answers.", ("cache_state",))
-        self._answers = {
-            number: answers.labels(name.removeprefix("CACHE_STATE_").lower())
-            for name, number in scoring_pb2.CacheState.items()
-        }
-        self._degraded = runtime.metrics.counter(
-            "degraded_answers_total", "RankAds answers that lack something.", ("reason",)
+        self._observer = AnswerMetrics(runtime.metrics)
+        self._charged = runtime.metrics.counter(
+            "clicks_total", "Clicks recorded.", ("outcome",), ("charged", "duplicate")
         )
-        self._charged = runtime.metrics.counter("clicks_total", "Clicks recorded.", ("outcome",))
+        self._updated = runtime.metrics.counter("updates_total", "Changes of live ads and budgets.")
         self._revenue = runtime.metrics.counter("revenue_usd_total", "Revenue charged, US dollars.")
 
     def register(self, server: Any, admin: Any) -> list[str]:
@@ -146,6 +144,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         found = await self._ranker.find(key_text, name, Deadline.of(context))
         auction_at = time.perf_counter_ns()
         entry = found.entry
+        drops: defaultdict[str, int] = defaultdict(int)
         placements = run_auction(
             entry.ad_ids,
             entry.click_probabilities,
@@ -153,6 +152,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             viewer,
             request.slots,
             self._reserve_micros,
+            drops,
         )
         now_ms = time.time_ns() // 1_000_000
         answer_id = os.urandom(16)
@@ -169,7 +169,6 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             request_id=_request_id(context) or answer_id.hex(),
             list_age_ms=max(0, now_ms - entry.written_at_ms),
         )
-        self._answers[found.state].inc()
         ended = time.perf_counter_ns()
         timings = response.timings
         timings.cache_us = found.cache_us
@@ -178,6 +177,10 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         timings.score_us = found.score_us
         timings.auction_us = (ended - auction_at) // 1000
         timings.total_us = (ended - began) // 1000
+        self._observer.auctioned(placements, request.slots, drops)
+        self._observer.answered(
+            found.state, response.degraded_reasons, response.list_age_ms, found.cache_us, timings.auction_us
+        )
         return response
 
     async def RecordClicks(
@@ -202,6 +205,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         updates = validation.updates(request, self._config.max_updates)
         Deadline.of(context).check("updating")
         await self._state.update(updates)
+        self._updated.inc(len(updates))
         self._replica.nudge()
         return scoring_pb2.UpdateAdsResponse(applied=len(updates))
 
@@ -251,9 +255,6 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             reasons.append(_STALE_ADS)
         if found.entry.retrieval_degraded:
             reasons.append(_RETRIEVAL)
-        for reason in reasons:
-            label = scoring_pb2.DegradedReason.Name(reason).removeprefix("DEGRADED_REASON_").lower()
-            self._degraded.labels(label).inc()
         return reasons
 
 

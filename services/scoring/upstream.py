@@ -29,6 +29,7 @@ from services.core.auction import LiveAd
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import FailedPrecondition, ServiceError, Unavailable, from_rpc_error
 from services.runtime.health import Dependency
+from services.runtime.metrics import Metrics
 
 ResponseT = TypeVar("ResponseT")
 
@@ -76,6 +77,7 @@ class Cascade:
         retrieval: grpc.aio.Channel,
         health: Sequence[Dependency],
         options: CascadeOptions,
+        metrics: Metrics,
     ) -> None:
         self._inference = inference_pb2_grpc.InferenceServiceStub(inference)
         self._retrieval = retrieval_pb2_grpc.RetrievalServiceStub(retrieval)
@@ -83,6 +85,18 @@ class Cascade:
         self._options = options
         self._target = retrieval_pb2.Target(mean_recall=options.recall_target)
         self._info: _Info | None = None
+        self._candidates = metrics.counter(
+            "candidates_total",
+            "Ads that retrieval found, by the relevance cut: kept, or unrelated to the query.",
+            ("outcome",),
+            ("kept", "unrelated"),
+        )
+        self._failures = metrics.counter(
+            "upstream_failures_total",
+            "Computations that failed, by the dependency at fault; own: neither.",
+            ("dependency",),
+            ("inference", "retrieval", "own"),
+        )
 
     def check_health(self) -> None:
         """Raises Unavailable that names a service known to be down."""
@@ -103,8 +117,9 @@ class Cascade:
         """
         try:
             return await self._compute(query, ads, deadline)
-        except ServiceError:
+        except ServiceError as error:
             self._info = None
+            self._failures.labels(error.metadata.get("dependency", "own")).inc()
             raise
 
     async def _compute(self, query: str, ads: Mapping[int, LiveAd], deadline: Deadline) -> Scored:
@@ -125,6 +140,8 @@ class Cascade:
             for ad_id, similarity in zip(found.ad_ids, found.similarities, strict=True)
             if similarity >= self._options.min_similarity and (not info.needs_texts or ad_id in ads)
         }
+        self._candidates.labels("kept").inc(len(related))
+        self._candidates.labels("unrelated").inc(len(found.ad_ids) - len(related))
         scorer, score_us = info.scorer, 0
         probabilities: tuple[float, ...] = ()
         if related:

@@ -84,9 +84,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 held = DONE
             answers.append(held)
         if answered:
-            unlinked, skipped = self.ledger.settle_victims(victims, answers)
-            assert unlinked == answers.count(DONE)
-            assert skipped == len(victims) - unlinked
+            settled = self.ledger.settle_victims(victims, answers)
+            assert settled.unlinked == answers.count(DONE)
+            assert settled.gone == answers.count(GONE)
+            assert settled.immortal == answers.count(IMMORTAL)
+            assert sum(settled) == len(victims)
         else:
             self.ledger.return_victims(victims)
 
@@ -193,9 +195,9 @@ def test_only_a_confirmed_eviction_moves_the_clock() -> None:
         ledger.write(b"p:lie", 100, 5, absurd_ms)
         victims = ledger.take_victims(1, 64, 1 << 20)
         assert [victim.expected_ms for victim in victims] == [absurd_ms]
-        assert ledger.settle_victims(victims, [answer]) == (0, 1)
+        assert ledger.settle_victims(victims, [answer]).unlinked == 0
         assert ledger.order.clock == 0
     victims = ledger.take_victims(1, 64, 1 << 20)
     assert [victim.entry.priority for victim in victims] == [7]
-    assert ledger.settle_victims(victims, [DONE]) == (1, 0)
+    assert ledger.settle_victims(victims, [DONE]).unlinked == 1
     assert ledger.order.clock == 7

@@ -44,6 +44,10 @@ class Recorder:
         self.waits_s: list[float] = []
         self.drops: list[str] = []
         self.failures: list[Exception] = []
+        self.most_queued = 0
+
+    def queued(self, rows: int) -> None:
+        self.most_queued = max(self.most_queued, rows)
 
     def batch(self, batch: Batch[Tokens], seconds: float) -> None:
         self.releases.append(batch.release)
