@@ -8,6 +8,7 @@ imports nothing heavy, so that a Ctrl-C in the first second ends as cleanly as a
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from types import FrameType
 from typing import NoReturn
 
 RATE_PER_S = 40.0
+
+# gRPC's own notices, such as a peer's GOAWAY, are no part of the demo; gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

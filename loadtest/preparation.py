@@ -41,7 +41,7 @@ class Prepared:
 def prepare(data: Path, catalogue: Path | None, requests: int, say: Callable[[str], None]) -> Prepared:
     """Makes what is missing below `data` for `catalogue`, or for the sample when it is None.
 
-    Raises UserError when a step fails, or when the sample would replace a catalogue that is not the demo's.
+    Raises UserError when a step fails, or when a catalogue that the demo did not make would be replaced.
     """
     data.mkdir(parents=True, exist_ok=True)
     steps = _Steps(data, say)
@@ -50,10 +50,9 @@ def prepare(data: Path, catalogue: Path | None, requests: int, say: Callable[[st
     if not (model / MANIFEST).is_file():
         say("building the scorer model")
         _frugalads("model", "build", "--out", model)
-    if catalogue is None and (bundle / MANIFEST).is_file() and not steps.made("catalogue", bundle):
+    if (bundle / MANIFEST).is_file() and not steps.made("catalogue", bundle):
         raise UserError(
-            f"{bundle} is a catalogue of your own; give --catalogue FILE to demonstrate that one, "
-            "or --data DIR for another work folder"
+            f"{bundle} is a catalogue of your own; run make demo with DATA=DIR for another work folder"
         )
     source = f"sample of {SAMPLE_ADS}, seed {SEED}" if catalogue is None else _sha256(catalogue)
     if steps.due("catalogue", source, bundle):
@@ -129,9 +128,13 @@ def query_arguments(catalogue: Path | None, requests: int) -> list[str | int | P
 
 
 def _frugalads(*arguments: str | int | Path) -> None:
-    """Runs a command; it ends with this process, also when this one is killed."""
+    """Runs a command; it ends with this process, also when this one is killed.
+
+    In a session of its own, so that a Ctrl-C of the terminal reaches only this process, which ends it.
+    """
     words = [str(argument) for argument in arguments]
-    process = subprocess.Popen(leashed([sys.executable, "-m", "services.cli", *words]))
+    argv = leashed([sys.executable, "-m", "services.cli", *words])
+    process = subprocess.Popen(argv, start_new_session=True)
     try:
         status = process.wait()
     except BaseException:

@@ -17,7 +17,9 @@ real repeats but no text. So one is joined to the other (`frugalads log queries`
    (`loadtest/sample_web.py`).
 
 No two keys share a query after folding case and white space, so the stream of texts repeats exactly as the
-stream of keys does. What is modelled: which key gets which query. Everything random comes from the seed.
+stream of keys does. Only where a very small catalogue has fewer phrases than keys are they dealt out again,
+the most popular first; the summary counts the keys that share one. What is modelled: which key gets which
+query. Everything random comes from the seed.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 
+from loadtest.files import written_whole
 from loadtest.popularity import Keys, drawn_keys, drawn_until, ranks_by_frequency, trace_keys
 from loadtest.sample_web import web_queries
 from services.catalogue.bundle import read_catalogue
@@ -95,10 +98,11 @@ _INTENTS = ("buy {}", "cheap {}", "best {}", "{} price", "{} reviews", "{} onlin
 
 @dataclass(frozen=True)
 class QuerySummary:
-    """What a query stream holds. Shares are of requests, 0..1."""
+    """What a query stream holds. Shares are of requests, 0..1; `shared` keys have the query of another."""
 
     requests: int
     distinct: int
+    shared: int
     rated: int
     from_catalogue: int
     from_web_file: int
@@ -133,14 +137,13 @@ def write_queries(
     web = _web_mask(distinct, random)
     taken: dict[str, None] = {}
 
-    rated = _take(_rated(ratings, random), int((~web).sum()), taken)
-    ads = read_catalogue(catalogue)
-    phrases = _take(_phrases(ads, random), int((~web).sum()) - len(rated), taken)
-    if len(rated) + len(phrases) < (~web).sum():
-        raise UserError(
-            f"{catalogue}: its {len(ads)} ads yield only {len(phrases)} distinct queries, "
-            f"{int((~web).sum()) - len(rated)} are needed; take fewer requests"
-        )
+    wanted = int((~web).sum())
+    rated = _take(_rated(ratings, random), wanted, taken)
+    phrases = _take(_phrases(read_catalogue(catalogue), random), wanted - len(rated), taken)
+    own = rated + phrases
+    if wanted and not own:
+        raise UserError(f"{catalogue}: its ads yield no query")
+    shared = wanted - len(own)
     from_file = _take(_web_stream(web_queries_file, random), int(web.sum()), taken)
     wanted = int(web.sum()) - len(from_file)
     made_up = _take(itertools.islice(web_queries(seed), MADE_UP_TRIES * (wanted + 100)), wanted, taken)
@@ -148,17 +151,21 @@ def write_queries(
         raise UserError(f"only {len(made_up)} of {wanted} web queries could be made up; give --web-queries")
 
     texts = np.empty(distinct, object)
-    texts[~web] = rated + phrases
+    texts[~web] = [own[at % len(own)] for at in range(len(own) + shared)]
     texts[web] = from_file + made_up
-    _write(out, texts[ranks])
+    with written_whole(out) as file:
+        file.writelines(f"{text}\n" for text in texts[ranks])
+    distinct -= shared
+    counts = np.sort(np.fromiter(Counter(texts[ranks].tolist()).values(), np.int64))
     return QuerySummary(
         requests=len(ranks),
         distinct=distinct,
+        shared=shared,
         rated=len(rated),
         from_catalogue=len(phrases),
         from_web_file=len(from_file),
         made_up_web=len(made_up),
-        top_1_percent_share=float((ranks < max(1, distinct // 100)).mean()),
+        top_1_percent_share=float(counts[-max(1, distinct // 100) :].sum() / len(ranks)),
         web_share=float(web[ranks].mean()),
     )
 
@@ -258,16 +265,3 @@ def _runs(title: str) -> set[str]:
                 continue
             runs.add(" ".join(run))
     return runs
-
-
-def _write(out: Path, texts: Iterable[str]) -> None:
-    part = out.with_name(f".{out.name}.part")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{text}\n" for text in texts)
-        part.replace(out)
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)

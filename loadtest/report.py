@@ -6,7 +6,8 @@ whichever is longer, so that failing fast does not look fast.
 
 Computation saved is the part of the list computation that reuse made needless: each reused answer (HIT)
 counts as the mean computation measured in this run for its own query, or for all queries where its own was
-not computed in this run; saved = that sum / (that sum + the computation spent on all other answers).
+not computed in this run; saved = that sum / (that sum + the computation spent on all other answers). A run
+that computed nothing has nothing to value reuse by: not measured.
 Computation is the time of embedding, retrieving and scoring, as the answers tell it.
 """
 
@@ -26,14 +27,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frugalads.scoring.v1 import scoring_pb2
+from loadtest.files import written_whole
 from loadtest.runner import UNSENT, Samples
+from services.runtime.errors import UserError
 from services.stack.tables import text_table
 
 LATE_MS = 10.0  # sent this much after its time, a request counts as late
+TOLERATED_LATE_SHARE = 0.005
 SAVED_MEANS = (
     "computation saved: reused answers at their query's mean measured time to embed, retrieve and score,\n"
     "as a share of that and the time spent on the other answers"
 )
+BYPASSED_MEANS = "BYPASSED: the cache did not answer in time; the list was computed"
+FAILED_MEANS = "failed calls count at their deadline"
 _OK = grpc.StatusCode.OK.value[0]
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 _PREFIX = "CACHE_STATE_"
@@ -66,10 +72,12 @@ class Summary:
     late: int
     unsent: int
     errors: dict[str, int]
+    example_error: str
     hit_share: float
-    computation_saved: float
+    computation_saved: float | None
     revenue_per_1000_usd: float
     degraded: int
+    degraded_reasons: dict[str, int]
     clicks: dict[str, int]
 
 
@@ -96,20 +104,22 @@ def summarize(samples: Samples) -> Summary:
         late=int((samples.sent_s[sent] - samples.scheduled_s[sent] > LATE_MS / 1e3).sum()),
         unsent=int((~sent).sum()),
         errors={_CODES[int(c)]: int((code == c).sum()) for c in np.unique(code[failed])},
+        example_error=samples.example_error,
         hit_share=float(hits.sum() / answered.sum()) if answered.any() else 0.0,
         computation_saved=computation_saved(samples, hits, answered),
         revenue_per_1000_usd=float(samples.revenue_usd.sum() / count * 1000),
         degraded=int(samples.degraded.sum()),
+        degraded_reasons=dict(samples.degraded_reasons),
         clicks=samples.clicks,
     )
 
 
-def computation_saved(samples: Samples, hits: NDArray[np.bool_], answered: NDArray[np.bool_]) -> float:
-    """The share of computation saved, 0..1, as defined at the top of this file."""
+def computation_saved(samples: Samples, hits: NDArray[np.bool_], answered: NDArray[np.bool_]) -> float | None:
+    """The share of computation saved, 0..1, as defined at the top of this file; None: not measured."""
     computed = answered & ~hits & (samples.compute_us > 0)
     spent_us = float(samples.compute_us[computed].sum())
-    if not computed.any() or not hits.any():
-        return 0.0
+    if not computed.any():
+        return None
     size = int(samples.query.max()) + 1
     times = np.bincount(samples.query[computed], minlength=size)
     total_us = np.bincount(samples.query[computed], samples.compute_us[computed], minlength=size)
@@ -136,7 +146,7 @@ def render(summary: Summary) -> str:
     lines = [table, ""]
     if any(row.p99_is_thin for row in summary.rows):
         lines += [f"* p99 of fewer than {_least_count(99.0)} samples: little more than their largest", ""]
-    errors = ", ".join(f"{name} {count}" for name, count in summary.errors.items()) or "none"
+    saved, reasons = summary.computation_saved, _counts(summary.degraded_reasons)
     figures = [
         (
             "rate",
@@ -146,20 +156,36 @@ def render(summary: Summary) -> str:
             "requests",
             f"{summary.requests}, late {summary.late} (over {LATE_MS:g} ms), unsent {summary.unsent}",
         ),
-        ("errors", errors),
-        ("degraded", str(summary.degraded)),
+        ("errors", _counts(summary.errors) or "none"),
+        ("degraded", f"{summary.degraded}{f' ({reasons})' if reasons else ''}"),
         ("hit share", f"{summary.hit_share:.1%}"),
-        ("computation saved", f"{summary.computation_saved:.1%}"),
+        ("computation saved", "not measured" if saved is None else f"{saved:.1%}"),
         ("expected revenue", f"${summary.revenue_per_1000_usd:.2f} per 1,000 queries"),
     ]
     if summary.clicks:
-        figures.append(("clicks", ", ".join(f"{name} {count}" for name, count in summary.clicks.items())))
+        figures.append(("clicks", _counts(summary.clicks)))
     width = max(len(name) for name, _ in figures)
     lines += [f"{name.ljust(width)}  {value}" for name, value in figures]
-    lines += ["", SAVED_MEANS]
-    if summary.unsent:
-        lines.append("unsent requests have no latency: the percentiles above are too good")
+    lines += ["", SAVED_MEANS, *_footnotes(summary)]
     return "\n".join(lines)
+
+
+def _footnotes(summary: Summary) -> list[str]:
+    """What a reader of this table, and not of every table, has to know."""
+    notes = []
+    if any(row.outcome == "BYPASSED" for row in summary.rows):
+        notes.append(BYPASSED_MEANS)
+    if summary.errors:
+        notes.append(f"{FAILED_MEANS}; one of them: {summary.example_error}")
+    if summary.late > TOLERATED_LATE_SHARE * (summary.requests - summary.unsent):
+        notes.append(f"this machine was too busy for this rate: {summary.late} requests were sent late")
+    if summary.unsent:
+        notes.append("unsent requests have no latency: the percentiles above are too good")
+    return notes
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def document(summary: Summary, header: Mapping[str, object]) -> dict[str, object]:
@@ -169,13 +195,19 @@ def document(summary: Summary, header: Mapping[str, object]) -> dict[str, object
 
 
 def write(file: Path, summary: Summary, samples: Samples, header: Mapping[str, object]) -> Path:
-    """Writes the JSON document to `file` and the raw samples beside it as .npz, whose path it returns."""
-    text = json.dumps(document(summary, header), indent=2, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    """Writes the JSON document to `file` and the raw samples beside it as .npz, whose path it returns.
+
+    Raises UserError when they cannot be written.
+    """
+    with written_whole(file) as stream:
+        stream.write(json.dumps(document(summary, header), indent=2, allow_nan=False) + "\n")
     raw = file.with_suffix(".npz")
     arrays = {name: value for name, value in vars(samples).items() if isinstance(value, np.ndarray)}
     arrays["timeout_s"] = np.array(samples.timeout_s)
-    np.savez_compressed(raw, allow_pickle=False, **arrays)
+    try:
+        np.savez_compressed(raw, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise UserError(f"cannot write {raw}: {error.strerror or error}") from error
     return raw
 
 

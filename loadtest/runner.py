@@ -16,8 +16,9 @@ import asyncio
 import ipaddress
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 
 from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
 from loadtest.arrivals import poisson_schedule
+from loadtest.files import read_text
 from services.runtime.channels import open_channel
 from services.runtime.errors import UserError
 
@@ -62,9 +64,12 @@ class Load:
 class Samples:
     """One row a request, in schedule order. Times are seconds from the start of the run; NaN means never.
 
-    `code` is a gRPC status code or UNSENT, `cache_state` a scoring.v1 CacheState (0 without an answer),
+    `query` is the first line of the query list that holds the query, `code` a gRPC status code or UNSENT,
+    `cache_state` a scoring.v1 CacheState (0 without an answer),
     `compute_us` what embedding, retrieving and scoring took for the answer's list (0 when it was reused),
-    `revenue_usd` the answer's expected revenue: the sum of click probability x price over its ads.
+    `revenue_usd` the answer's expected revenue: the sum of click probability x price over its ads,
+    `first_click` the click probability of its first ad. `degraded_reasons` counts answers by reason,
+    `example_error` is the message of the first call that failed.
     """
 
     query: NDArray[np.int32]
@@ -76,13 +81,25 @@ class Samples:
     compute_us: NDArray[np.int64]
     revenue_usd: NDArray[np.float64]
     ads: NDArray[np.int16]
+    first_click: NDArray[np.float64]
     degraded: NDArray[np.bool_]
     timeout_s: float
     clicks: dict[str, int] = field(default_factory=dict)
+    degraded_reasons: Counter[str] = field(default_factory=Counter)
+    example_error: str = ""
 
     def latency_ms(self) -> NDArray[np.float64]:
         """Milliseconds from the scheduled send to the end of the call; NaN for the unsent."""
         return (self.answered_s - self.scheduled_s) * 1e3
+
+
+def ended(samples: Samples) -> Samples:
+    """Of an interrupted run: the requests that had ended, and those due before then that stayed unsent."""
+    sent, answered = np.isfinite(samples.sent_s), np.isfinite(samples.answered_s)
+    last_s = samples.answered_s[answered].max(initial=-np.inf)
+    kept = (samples.scheduled_s <= last_s) & (answered | ~sent)
+    arrays = {name: value[kept] for name, value in vars(samples).items() if isinstance(value, np.ndarray)}
+    return replace(samples, **arrays)
 
 
 async def replay(
@@ -113,11 +130,8 @@ async def replay(
 
 
 def read_queries(file: Path) -> list[str]:
-    """The requests of a file, one a line, in order. Raises UserError that says what is wrong with it."""
-    try:
-        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: {error}") from error
+    """The requests of a file (.gz too), one a line, in order. Raises UserError that says what is wrong."""
+    lines = read_text(file).removesuffix("\n").split("\n")
     if lines == [""]:
         raise UserError(f"{file}: no queries")
     for number, line in enumerate(lines, start=1):
@@ -150,6 +164,12 @@ def _check(load: Load) -> None:
             raise UserError(f"{name}: {value:g} is not in 0 < value <= {limit}")
 
 
+def first_lines(queries: Sequence[str]) -> NDArray[np.int32]:
+    """For each line the first line with the same query, so that repeats in a stream count as one query."""
+    first: dict[str, int] = {}
+    return np.array([first.setdefault(query, line) for line, query in enumerate(queries)], np.int32)
+
+
 class _Run:
     def __init__(
         self,
@@ -164,7 +184,7 @@ class _Run:
         self.luck = rng.random((count, load.slots)) if load.clicks else None
         self.on_progress = on_progress
         self.samples = Samples(
-            query=np.arange(count, dtype=np.int32) % len(load.queries),
+            query=first_lines(load.queries)[np.arange(count) % len(load.queries)],
             scheduled_s=schedule_s,
             sent_s=np.full(count, np.nan),
             answered_s=np.full(count, np.nan),
@@ -173,6 +193,7 @@ class _Run:
             compute_us=np.zeros(count, np.int64),
             revenue_usd=np.zeros(count),
             ads=np.zeros(count, np.int16),
+            first_click=np.zeros(count),
             degraded=np.zeros(count, np.bool_),
             timeout_s=load.timeout_s,
             clicks={"drawn": 0, "charged": 0, "duplicate": 0, "failed": 0} if load.clicks else {},
@@ -219,6 +240,7 @@ class _Run:
         except grpc.aio.AioRpcError as error:
             samples.answered_s[i] = self.now_s()
             samples.code[i] = error.code().value[0]
+            samples.example_error = samples.example_error or f"{error.code().name}: {error.details()}"
             self._progress()
             return
         samples.answered_s[i] = self.now_s()
@@ -228,7 +250,13 @@ class _Run:
         samples.compute_us[i] = timings.embed_us + timings.retrieve_us + timings.score_us
         samples.revenue_usd[i] = sum(ad.click_probability * ad.price_usd for ad in answer.ads)
         samples.ads[i] = len(answer.ads)
+        if answer.ads:
+            samples.first_click[i] = answer.ads[0].click_probability
         samples.degraded[i] = bool(answer.degraded_reasons)
+        samples.degraded_reasons.update(
+            scoring_pb2.DegradedReason.Name(reason).removeprefix("DEGRADED_REASON_")
+            for reason in answer.degraded_reasons
+        )
         self._progress()
         if self.luck is not None:
             await self._click(stub, i, answer)

@@ -8,9 +8,9 @@ real catalogues, and how:
 * Texts. Titles fill templates with the words of a category, invented brands and shops, cities for local
   services. A title that was used is drawn again, so repeats are rare. A title always holds a noun of its
   category, so a query for that noun has ads that fit.
-* Bids. log bid = category effect + N(0.35, 0.71^2), the law of `services/catalogue/bids.py`. The 72 category
-  effects are the quantiles of N(0, 1.43^2), given out in the order of the categories' `value`, so that a
-  click on car insurance costs more than one on children's books.
+* Bids. log bid = category effect + N(0.35, 0.71^2), the law of `services/catalogue/bids.py`, with its caps.
+  The 72 category effects are the quantiles of N(0, 1.43^2), given out in the order of the categories'
+  `value`, so that a click on car insurance costs more than one on children's books.
 * Targeting. Local services aim at the region of their city; ads for women, men, students or seniors often aim
   at them; a few ads choose devices or regions at random. Most ads admit everyone.
 * Budgets. 60 % of the advertisers have a daily budget, from a Pareto law (exponent 1.1): most small, few
@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loadtest.files import written_whole
 from loadtest.sample_draws import Draws, Wheel, zipf
 from loadtest.sample_texts import Texts, Wording
 from loadtest.sample_vocabulary import Category, City, Sector, Vocabulary, load_vocabulary
-from services.catalogue.bids import AD_EFFECT, CATEGORY_EFFECT, MAX_MODELLED_BID_USD, MIN_BID_USD
+from services.catalogue.bids import AD_EFFECT, CATEGORY_EFFECT, DEFAULT_RESERVE_USD, MAX_MODELLED_BID_USD
 from services.runtime.errors import UserError
 
 MAX_ADS = 1_000_000
@@ -65,20 +65,12 @@ def write_sample(path: Path, ads: int = 6000, seed: int = 1) -> None:
     `ads` is 1..1,000,000 and `path` ends in .jsonl, else UserError. The file appears whole or not at all.
     """
     if not 1 <= ads <= MAX_ADS:
-        raise UserError(f"ads: {ads} is outside 1..{MAX_ADS}")
+        raise UserError(f"--ads: {ads} is outside 1..{MAX_ADS}")
     if path.suffix != ".jsonl":
         raise UserError(f"{path}: the name must end in .jsonl")
-    part = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8", newline="\n") as file:
-            for ad in sample_ads(ads, seed):
-                file.write(json.dumps(ad, ensure_ascii=False, separators=(",", ":")) + "\n")
-        os.replace(part, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with written_whole(path) as file:
+        for ad in sample_ads(ads, seed):
+            file.write(json.dumps(ad, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def sample_ads(ads: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -143,7 +135,7 @@ def _row(
         "description": wording.description,
         "advertiser": shop.name,
         "category": category.name,
-        "bid_usd": round(min(max(bid, MIN_BID_USD), MAX_MODELLED_BID_USD), 2),
+        "bid_usd": round(min(max(bid, DEFAULT_RESERVE_USD), MAX_MODELLED_BID_USD), 2),
     }
     if category.price_usd is not None:
         low, high = category.price_usd

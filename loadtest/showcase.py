@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from frugalads.client import AsyncClient, Options
 from frugalads.scoring.v1 import scoring_pb2
 from loadtest.preparation import prepare
@@ -24,6 +22,7 @@ from services.stack.tables import shortened
 REQUESTS = 2500
 SLOTS = 4
 EXAMPLES = 5
+FREQUENT = 50
 SEED = 1
 
 
@@ -57,12 +56,21 @@ def show(data: Path, catalogue: Path | None, rate_per_s: float, say: Callable[[s
 
 
 def examples(samples: Samples, queries: Sequence[str], count: int = EXAMPLES) -> list[str]:
-    """Distinct queries of a run whose answers filled most slots, from the most to the least frequent."""
-    best = int(samples.ads.max(initial=0))
-    filled = [queries[k] for k in samples.query[(samples.ads == best) & (samples.ads > 0)].tolist()]
-    ranked = [query for query, _ in Counter(filled).most_common()]
-    places = np.linspace(0, len(ranked) - 1, min(count, len(ranked))).round().astype(int)
-    return [ranked[place] for place in places]
+    """Distinct queries of a run whose answers filled most slots.
+
+    Of the 50 most frequent, those whose first ad has the highest click probability, best first.
+    """
+    filled = (samples.ads == samples.ads.max(initial=0)) & (samples.ads > 0)
+    asked: Counter[str] = Counter()
+    click: dict[str, float] = {}
+    for k, probability in zip(
+        samples.query[filled].tolist(), samples.first_click[filled].tolist(), strict=True
+    ):
+        query = queries[k]
+        asked[query] += 1
+        click[query] = max(probability, click.get(query, 0.0))
+    frequent = [query for query, _ in asked.most_common(FREQUENT)]
+    return sorted(frequent, key=lambda query: -click[query])[:count]
 
 
 async def _examples(target: str, queries: Sequence[str]) -> list[str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from services.catalogue.bids import modelled_bid_usd
-from services.catalogue.faults import FieldError
+from services.catalogue.bids import DEFAULT_RESERVE_USD, modelled_bid_usd
+from services.catalogue.faults import FieldError, shown_json
 from services.catalogue.schema import (
     AGE_BANDS,
     DEVICES,
@@ -24,9 +24,9 @@ from services.catalogue.schema import (
     MAX_LOCATION_CHARS,
     MAX_LOCATIONS,
     MAX_TITLE_CHARS,
+    MIN_AMOUNT_USD,
     Ad,
 )
-from services.runtime.errors import shown
 
 Row = Mapping[str, object]
 FieldFault = tuple[str, str]
@@ -56,6 +56,7 @@ KNOWN = frozenset(name.split(".")[0] for names in ALIASES.values() for name in n
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff]")
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _INTEGER = re.compile(r"\d{1,19}", re.ASCII)
+_SEPARATOR = re.compile(r"[,;\s]")
 
 
 @dataclass
@@ -63,16 +64,17 @@ class Tally:
     """What an import did to rows beyond reading them."""
 
     modelled_bids: int = 0
+    bids_below_reserve: int = 0
     cut_titles: int = 0
     cut_descriptions: int = 0
 
 
 def _text(value: object, column: str) -> str:
     if not isinstance(value, str):
-        raise FieldError(f"{shown(value)} is not text")
+        raise FieldError(f"{shown_json(value)} is not text")
     control = _CONTROL.search(value)
     if control:
-        raise FieldError(f"{shown(value)} holds the control character U+{ord(control.group()):04X}")
+        raise FieldError(f"{shown_json(value)} holds the control character U+{ord(control.group()):04X}")
     return " ".join(value.split())
 
 
@@ -80,7 +82,7 @@ def _name(limit: int) -> Parser[str]:
     def parse(value: object, column: str) -> str:
         text = _text(value, column)
         if len(text) > limit:
-            raise FieldError(f"{shown(text)} has {len(text)} characters, the limit is {limit}")
+            raise FieldError(f"{shown_json(text)} has {len(text)} characters, the limit is {limit}")
         return text
 
     return parse
@@ -90,9 +92,10 @@ def _ad_id(value: object, column: str) -> int:
     if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise FieldError(f"{shown(value)} is not an integer")
+        hint = "; keep SKUs in another column" if isinstance(value, str) else ""
+        raise FieldError(f"{shown_json(value)} is not an integer{hint}")
     if not 1 <= value <= MAX_AD_ID:
-        raise FieldError(f"{shown(value)} is outside 1..{MAX_AD_ID}")
+        raise FieldError(f"{shown_json(value)} is outside 1..{MAX_AD_ID}")
     return value
 
 
@@ -107,15 +110,15 @@ def _number(value: object) -> float:
     else:
         number = math.nan
     if math.isnan(number):
-        raise FieldError(f"{shown(value)} is not a number")
+        raise FieldError(f"{shown_json(value)} is not a number")
     return number
 
 
-def _positive(limit: float) -> Parser[float]:
+def _amount(limit: float) -> Parser[float]:
     def parse(value: object, column: str) -> float:
         number = _number(value)
-        if not 0 < number <= limit:
-            raise FieldError(f"{shown(value)} is outside 0 < {column} <= {limit:.0f}")
+        if not MIN_AMOUNT_USD <= number <= limit:
+            raise FieldError(f"{shown_json(value)} is outside {MIN_AMOUNT_USD:f}..{limit:.0f} US dollars")
         return number
 
     return parse
@@ -124,7 +127,7 @@ def _positive(limit: float) -> Parser[float]:
 def _price(value: object, column: str) -> float:
     number = _number(value) / (100 if column == "price_cents" else 1)
     if not 0 <= number <= MAX_AMOUNT_USD:
-        raise FieldError(f"{shown(value)} is outside 0..{MAX_AMOUNT_USD:.0f} US dollars")
+        raise FieldError(f"{shown_json(value)} is outside 0..{MAX_AMOUNT_USD:.0f} US dollars")
     return number
 
 
@@ -132,7 +135,7 @@ def _strings(value: object, column: str) -> tuple[str, ...]:
     """A list of text, or text with `|` between the values, as CSV files have it; repeats are dropped."""
     items = value.split("|") if isinstance(value, str) else value
     if not isinstance(items, list):
-        raise FieldError(f"{shown(value)} is neither a list nor text with | between the values")
+        raise FieldError(f"{shown_json(value)} is neither a list nor text with | between the values")
     return tuple(dict.fromkeys(text for text in (_text(item, column) for item in items) if text))
 
 
@@ -141,9 +144,11 @@ def _locations(value: object, column: str) -> tuple[str, ...]:
     if len(locations) > MAX_LOCATIONS:
         raise FieldError(f"{len(locations)} values, the limit is {MAX_LOCATIONS}")
     for location in locations:
+        if _SEPARATOR.search(location):
+            raise FieldError(f"{shown_json(location)} is no region code; use | between values, or a list")
         if len(location) > MAX_LOCATION_CHARS:
-            raise FieldError(f"{shown(location)} has more than {MAX_LOCATION_CHARS} characters")
-    return locations
+            raise FieldError(f"{shown_json(location)} has more than {MAX_LOCATION_CHARS} characters")
+    return tuple(dict.fromkeys(location.upper() for location in locations))
 
 
 def _choices(choices: tuple[str, ...]) -> Parser[tuple[str, ...]]:
@@ -151,7 +156,7 @@ def _choices(choices: tuple[str, ...]) -> Parser[tuple[str, ...]]:
         values = _strings(value, column)
         for item in values:
             if item not in choices:
-                raise FieldError(f"{shown(item)} is none of {', '.join(choices)}")
+                raise FieldError(f"{shown_json(item)} is none of {', '.join(choices)}")
         return values
 
     return parse
@@ -163,13 +168,13 @@ _PARSERS: dict[str, Parser[Any]] = {
     "description": _text,
     "advertiser": _name(MAX_ADVERTISER_CHARS),
     "category": _name(MAX_CATEGORY_CHARS),
-    "bid_usd": _positive(MAX_BID_USD),
+    "bid_usd": _amount(MAX_BID_USD),
     "product_price_usd": _price,
     "locations": _locations,
     "genders": _choices(GENDERS),
     "age_bands": _choices(AGE_BANDS),
     "devices": _choices(DEVICES),
-    "daily_budget_usd": _positive(MAX_AMOUNT_USD),
+    "daily_budget_usd": _amount(MAX_AMOUNT_USD),
 }
 
 
@@ -219,4 +224,5 @@ def parse_ad(row: Row, tally: Tally) -> Ad | list[FieldFault]:
             fields["ad_id"], fields.get("category", ""), fields["advertiser"]
         )
         tally.modelled_bids += 1
+    tally.bids_below_reserve += fields["bid_usd"] < DEFAULT_RESERVE_USD
     return Ad(**fields)

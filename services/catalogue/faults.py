@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
-from services.runtime.errors import UserError
+from services.runtime.errors import UserError, shown
 
 MAX_FAULTS = 20
 
@@ -20,6 +21,13 @@ class Fault:
     def __str__(self) -> str:
         where = f"row {self.row}, field {self.field}" if self.field else f"row {self.row}"
         return f"{where}: {self.problem}"
+
+
+def shown_json(value: object) -> str:
+    """A value as an error shows it, with the words of JSON for what Python calls None, True and False."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return shown(value)
 
 
 class FieldError(Exception):

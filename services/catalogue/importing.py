@@ -37,6 +37,7 @@ class ImportSummary:
     advertisers_with_budget: int
     categories: int
     modelled_bids: int
+    bids_below_reserve: int
     cut_titles: int
     cut_descriptions: int
     ignored_columns: tuple[str, ...]
@@ -134,6 +135,7 @@ class _Intake:
             advertisers_with_budget=sum(budget is not None for budget in self._budgets.values()),
             categories=len(self._categories),
             modelled_bids=self._tally.modelled_bids,
+            bids_below_reserve=self._tally.bids_below_reserve,
             cut_titles=self._tally.cut_titles,
             cut_descriptions=self._tally.cut_descriptions,
             ignored_columns=tuple(self._ignored),

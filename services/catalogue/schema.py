@@ -10,6 +10,7 @@ MAX_TITLE_CHARS = 300
 MAX_DESCRIPTION_CHARS = 2000
 MAX_ADVERTISER_CHARS = 100
 MAX_CATEGORY_CHARS = 100
+MIN_AMOUNT_USD = 1e-6  # scoring counts in millionths of a dollar; a smaller bid would be none
 MAX_BID_USD = 1000.0
 MAX_AMOUNT_USD = 1e9
 MAX_LOCATIONS = 1000

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.catalogue.columns import ALIASES, KNOWN, REQUIRED, Row
+from services.catalogue.faults import shown_json
 from services.runtime.errors import UserError, shown
 
 MAX_LINE_BYTES = 1 << 20
@@ -46,11 +48,15 @@ def open_source(path: Path) -> Source:
     name = path.name.lower()
     if not name.endswith(FORMATS):
         raise UserError(f"{path}: the name must end in one of {', '.join(FORMATS)}")
-    if not path.exists():
-        raise UserError(f"{path}: no such file")
-    if not path.is_file():
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
         raise UserError(f"{path}: not a file")
-    if path.stat().st_size == 0:
+    if status.st_size == 0:
         raise UserError(f"{path}: the file is empty")
     if name.endswith(".parquet"):
         return _Parquet(path)
@@ -88,6 +94,8 @@ class _Lines:
             if number == 1:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
                     raise UserError(f"{self._path}: the file is UTF-16; save it as UTF-8")
+                if b"\x00" in line:
+                    raise UserError(f"{self._path}: NUL bytes in line 1; UTF-16? save it as UTF-8")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             yield number, line
 
@@ -108,14 +116,19 @@ class _Jsonl:
     """One JSON object a line; blank lines are skipped."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lines = _Lines(path)
         self.progress = self._lines.progress
         self.close = self._lines.close
 
     def rows(self) -> Iterator[NumberedRow]:
+        first = True
         for number, line in self._lines:
             if line.isspace():
                 continue
+            if first and line.lstrip().startswith(b"["):
+                raise UserError(f"{self._path}: a JSON array; one object a line is due (jq -c '.[]')")
+            first = False
             yield number, self._parse(line)
 
     @staticmethod
@@ -133,7 +146,7 @@ class _Jsonl:
         return (
             value
             if isinstance(value, dict)
-            else f"{shown(value)} is not a JSON object, one is due on each line"
+            else f"{shown_json(value)} is not a JSON object, one is due on each line"
         )
 
 
@@ -194,7 +207,7 @@ class _Parquet:
             try:
                 batch = next(batches, None)
                 rows = [] if batch is None else batch.to_pylist()
-            except (pa.ArrowException, OSError, ValueError) as error:
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
                 where = f"after row {self._done}"
                 raise UserError(f"{self._path}: unreadable {where}: {_first_line(error)}") from error
             if not rows:
@@ -211,16 +224,26 @@ class _Parquet:
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:
-    """Raises UserError where a required column is absent or a column comes twice."""
+    """Raises UserError where required columns are absent or a column comes twice."""
     seen: set[str] = set()
     for name in filter(None, columns):
         if name in seen:
             raise UserError(f"{path}: column {shown(name)} comes twice in the header")
         seen.add(name)
-    for name in REQUIRED:
-        if seen.isdisjoint(ALIASES[name]):
-            wanted = " or ".join(ALIASES[name])
-            raise UserError(f"{path}: no column {wanted}; the file has {shown(columns)}")
+    missing = [ALIASES[name] for name in REQUIRED if seen.isdisjoint(ALIASES[name])]
+    if missing:
+        wanted = ", ".join(f"no column {' or '.join(names)}" for names in missing)
+        raise UserError(f"{path}: {wanted}; the file has {shown(columns)}{_hint(missing, columns)}")
+
+
+def _hint(missing: list[tuple[str, ...]], columns: list[str]) -> str:
+    """What probably became of missing columns: another delimiter, or names in another case."""
+    for delimiter, name in ((";", "semicolons"), ("\t", "tabs")):
+        if any(delimiter in column for column in columns):
+            return f"; the values are separated by {name}, commas are due"
+    lowered = {column.lower(): column for column in columns}
+    renamed = [f"{shown(lowered[name])} to {name}" for names in missing for name in names if name in lowered]
+    return f"; column names are lower-case: rename {', '.join(renamed)}" if renamed else ""
 
 
 def _first_line(error: Exception) -> str:

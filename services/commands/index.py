@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import math
 import os
 import random
@@ -11,6 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loadtest.files import read_text
+from services.commands.arguments import seed
 from services.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="one query a line (.gz too); a sample of them calibrates the recall of each search budget",
     )
-    build.add_argument("--seed", type=int, default=1, metavar="S", help="default %(default)s")
+    build.add_argument("--seed", type=seed, default=1, metavar="S", help="default %(default)s")
     build.set_defaults(run=run)
 
 
@@ -48,11 +49,19 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from models.scorer.bundle import load_scorer
-    from services.catalogue.bundle import read_catalogue
+    from services.catalogue.bundle import KIND as CATALOGUE
+    from services.catalogue.bundle import MAX_BYTES, read_catalogue
     from services.retrieval.build import CALIBRATION_QUERIES, build_index
+    from services.retrieval.index import KIND
+    from services.runtime.bundles import check_replaceable, open_bundle
+    from services.stack.work_folder import BUNDLES, require_bundle
 
     started = time.monotonic()
+    check_replaceable(args.out, KIND)
+    require_bundle(args.model, BUNDLES["models/scorer"])
+    require_bundle(args.catalogue, BUNDLES["catalogue"])
     lines = None if args.queries is None else sample_lines(args.queries, CALIBRATION_QUERIES, args.seed)
+    catalogue = open_bundle(args.catalogue, CATALOGUE, max_bytes=MAX_BYTES).fingerprint
     ads = read_catalogue(args.catalogue)
     scorer = load_scorer(args.model, threads=os.cpu_count() or 1)
     encode = scorer.encoder.encode
@@ -79,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
             args.seed,
             progress,
             None if lines is None else encode(lines),
+            catalogue=catalogue,
         )
     print(describe(built, embedded_s))
     print(f"index: {args.out}")
@@ -90,13 +100,7 @@ def sample_lines(file: Path, most: int, seed: int) -> list[str]:
 
     Raises UserError naming file and fault.
     """
-    try:
-        raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        text = raw.decode("utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: no such file") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: not a UTF-8 text file: {error}") from error
+    text = read_text(file)
     lines = list(dict.fromkeys(line.strip()[:MAX_QUERY_CHARS] for line in text.splitlines() if line.strip()))
     if not lines:
         raise UserError(f"{file}: holds no query")
@@ -109,7 +113,7 @@ def describe(built: Built, embedded_s: float) -> str:
     table = built.calibration
     source = {
         "queries": f"{table.queries:,} queries of yours",
-        "noisy_ads": f"{table.queries:,} noisy copies of ads (real queries are harder: give --queries FILE)",
+        "noisy_ads": f"{table.queries:,} noisy copies of ads (better: your own, by --queries FILE)",
     }[table.source]
     rows = [
         ("ads", f"{built.ads:,}"),

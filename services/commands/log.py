@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from services.commands.arguments import seed
+
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `frugalads log queries`."""
@@ -27,7 +29,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     queries.add_argument("--ratings", type=Path, metavar="FILE", help="CSV with a column query, to use first")
     queries.add_argument("--web-queries", type=Path, metavar="FILE", help="web queries, one a line")
-    queries.add_argument("--seed", type=int, default=1, metavar="S", help="default %(default)s")
+    queries.add_argument("--seed", type=seed, default=1, metavar="S", help="default %(default)s")
     queries.set_defaults(run=run_queries)
 
 
@@ -44,6 +46,11 @@ def run_queries(args: argparse.Namespace) -> int:
         web_queries_file=args.web_queries,
         seed=args.seed,
     )
+    if summary.shared:
+        print(
+            f"the catalogue yields only {summary.from_catalogue:,} distinct queries: "
+            f"they come again for the other {summary.shared:,} that were due"
+        )
     print(
         f"{summary.requests:,} requests of {summary.distinct:,} distinct queries; "
         f"the top 1 % carry {summary.top_1_percent_share:.1%}\n"

@@ -109,13 +109,13 @@ def render(query: str, answer: RankAdsResponse) -> str:
         "total": times.total_us,
     }
     versions = answer.versions
+    loss = f", predicted loss ${answer.predicted_loss_usd:.4f}" if answer.predicted_loss_usd else ""
     return "\n".join(
         [
             query,
             text_table(columns, rows, left=(1, 2)) if rows else "no ad fits this query",
             "",
-            f"cache     {state}, list {answer.list_age_ms / 1000:.1f} s old, "
-            f"predicted loss ${answer.predicted_loss_usd:.4f}",
+            f"cache     {state}, list {answer.list_age_ms / 1000:.1f} s old{loss}",
             f"degraded  {', '.join(degraded) or 'no'}",
             f"versions  index {versions.index[:12]}, encoder {versions.encoder[:12]}, "
             f"scorer {versions.scorer[:12]}",

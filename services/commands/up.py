@@ -30,16 +30,21 @@ def add_stack_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the stack; returns 0 after a signal, 1 when a child cannot be kept running."""
+    """Runs the stack; returns 0 after a signal, 1 when a child cannot be kept running.
+
+    Raises UserError where an option or the work folder does not allow it to start.
+    """
     import asyncio
     import time
 
+    from services.stack.given_redis import check_redis_urls
     from services.stack.local import LocalStack
     from services.stack.ports import Ports
     from services.stack.supervisor import StackError, Stopped, Supervisor, supervise
     from services.stack.tables import text_table
 
     stack = LocalStack(args.data, Ports(args.base_port), args.cache_mb, args.cache_url, args.state_url)
+    check_redis_urls(args.cache_url, args.state_url, _say)
 
     async def work(supervisor: Supervisor) -> None:
         ads = await stack.start(supervisor, _show_progress)

@@ -9,7 +9,8 @@ cheaper than an interceptor, which would rebuild a handler for every call, and c
   trace for each, and tell the caller about our insides;
 * a ServiceError ends the call with its status and details; any other exception is logged and becomes
   INTERNAL without telling the caller what happened inside;
-* cancellation passes through and counts as CANCELLED.
+* cancellation passes through and counts as CANCELLED;
+* each call takes over its caller's request id and trace (`tracing`).
 
 Streams are counted and mapped alike but stay outside the concurrency bound: they are few, live long, and
 bound their own work.
@@ -37,6 +38,7 @@ from services.runtime.errors import (
 )
 from services.runtime.health import Health
 from services.runtime.metrics import Metrics
+from services.runtime.tracing import Tracing
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _RETRY_AFTER_MS = 50
@@ -47,7 +49,12 @@ class Admission:
     """The shared bound of one process."""
 
     def __init__(
-        self, limit: int, health: Health, metrics: Metrics, log: structlog.stdlib.BoundLogger
+        self,
+        limit: int,
+        health: Health,
+        metrics: Metrics,
+        tracing: Tracing,
+        log: structlog.stdlib.BoundLogger,
     ) -> None:
         self.limit = limit
         self.in_flight = 0
@@ -55,6 +62,7 @@ class Admission:
         self._closed = False
         self._health = health
         self._metrics = metrics
+        self._tracing = tracing
         self._log = log
         metrics.call_limit.set(limit)
         self._idle = asyncio.Event()
@@ -77,18 +85,23 @@ class Admission:
 
         async def call(request: Any, context: Context) -> Any:
             self.arrived += 1
-            if self.in_flight >= self.limit or self._closed or not self._health.has_started:
-                await self._end(name, context, self._refusal())
-            if request is _MALFORMED:
-                await self._end(name, context, _not_a_message())
+            begun = self._tracing.begin(name, context)
+            refusal = self._refusal(request, self.limit)
+            if refusal is not None:
+                self._tracing.end(begun, refusal.code.name)
+                await self._abort(name, context, refusal)
             start = time.perf_counter()
             self.in_flight += 1
             self._idle.clear()
             gauge.inc()
+            code = "OK"
             try:
                 response = await behaviour(request, context)
             except BaseException as error:
-                await self._end(name, context, error)
+                code, status = self._judged(name, error)
+                if status is not None:
+                    await self._abort(name, context, status)  # raises, in place of the error
+                self._metrics.calls.labels(name, code).inc()
                 raise
             else:
                 succeeded.inc()
@@ -99,6 +112,7 @@ class Admission:
                     self._idle.set()
                 gauge.dec()
                 latency.observe(time.perf_counter() - start)
+                self._tracing.end(begun, code)
 
         return call
 
@@ -108,29 +122,38 @@ class Admission:
         succeeded = self._metrics.calls.labels(name, "OK")
 
         async def call(requests: Any, context: Context) -> AsyncIterator[Any]:
-            if self._closed or not self._health.has_started:
-                await self._end(name, context, self._refusal())
+            begun = self._tracing.begin(name, context)
+            refusal = self._refusal(None, None)
+            if refusal is not None:
+                self._tracing.end(begun, refusal.code.name)
+                await self._abort(name, context, refusal)
+            code = "OK"
             try:
                 async for response in behaviour(self._well_formed(requests), context):
                     yield response
             except BaseException as error:
-                await self._end(name, context, error)
+                code, status = self._judged(name, error)
+                if status is not None:
+                    await self._abort(name, context, status)  # raises, in place of the error
+                self._metrics.calls.labels(name, code).inc()
                 raise
-            succeeded.inc()
+            else:
+                succeeded.inc()
+            finally:
+                self._tracing.end(begun, code)
 
         return call
 
-    def _refusal(self) -> ServiceError:
+    def _refusal(self, request: Any, limit: int | None) -> ServiceError | None:
+        """Why a call may not begin; None when it may."""
         if not self._health.has_started:
             return Unavailable("NOT_READY", "the service is loading", 500)
         if self._closed:
             return Unavailable("STOPPING", "the server is stopping", _RETRY_AFTER_MS)
-        return ResourceExhausted(
-            "TOO_MANY_CALLS",
-            f"{self.limit} calls are being served",
-            _RETRY_AFTER_MS,
-            limit=self.limit,
-        )
+        if limit is not None and self.in_flight >= limit:
+            message = f"{limit} calls are being served"
+            return ResourceExhausted("TOO_MANY_CALLS", message, _RETRY_AFTER_MS, limit=limit)
+        return _not_a_message() if request is _MALFORMED else None
 
     async def _well_formed(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for request in requests:
@@ -138,17 +161,18 @@ class Admission:
                 raise _not_a_message()
             yield request
 
-    async def _end(self, name: str, context: Context, error: BaseException) -> None:
-        """Counts a failed call and, unless it was cancelled, aborts it with a status."""
+    def _judged(self, name: str, error: BaseException) -> tuple[str, ServiceError | None]:
+        """The code by which a failed call ends, and the status to end it with unless it has ended already."""
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-            self._metrics.calls.labels(name, "CANCELLED").inc()
-            return
+            return "CANCELLED", None
         if isinstance(error, grpc.aio.AbortError):
-            self._metrics.calls.labels(name, "ABORTED_BY_HANDLER").inc()
-            return
+            return "ABORTED_BY_HANDLER", None
         if not isinstance(error, ServiceError):
             self._log.error("handler_failed", method=name, exc_info=error)
             error = Internal("INTERNAL", "an internal error occurred; see the server's log")
+        return error.code.name, error
+
+    async def _abort(self, name: str, context: Context, error: ServiceError) -> None:
         self._metrics.calls.labels(name, error.code.name).inc()
         trailer: list[tuple[str, str | bytes]] = [(DETAILS_TRAILER, error.to_status().SerializeToString())]
         if isinstance(error, Retryable) and error.retry_after_ms is not None:

@@ -84,6 +84,12 @@ class ServerConfig:
     peer_cert: str = option("", "PEM certificate chain shown to called services (mTLS).")
     peer_key: str = option("", "PEM private key for peer_cert.")
     reflection: bool = option(True, "Offer server reflection.")
+    otlp_endpoint: str = option(
+        "", "Address host:port of an OTLP/gRPC collector, plain text; empty records no spans."
+    )
+    trace_share: float = option(
+        1.0, "Share of requests to trace where the caller did not decide.", low=0.0, high=1.0
+    )
     log_level: str = option("info", "Least level logged.", choices=("debug", "info", "warning", "error"))
     log_format: str = option("json", "Form of a log line.", choices=("json", "text"))
 

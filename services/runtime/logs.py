@@ -7,11 +7,13 @@ import sys
 
 import structlog
 
+from services.runtime.tracing import request_id
+
 
 def configure(service: str, level: str, form: str) -> structlog.stdlib.BoundLogger:
     """Sets up structlog and the standard library's logging for this process; returns the service's logger."""
     shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
+        _add_request_id,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
@@ -36,6 +38,14 @@ def configure(service: str, level: str, form: str) -> structlog.stdlib.BoundLogg
         cache_logger_on_first_use=False,
     )
     return logger(service)
+
+
+def _add_request_id(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    if given := request_id():
+        event["request_id"] = given
+    return event
 
 
 def logger(service: str) -> structlog.stdlib.BoundLogger:

@@ -30,6 +30,7 @@ from services.runtime.errors import UserError
 from services.runtime.health import Health
 from services.runtime.metrics import Metrics, MetricsEndpoint
 from services.runtime.tls import server_credentials
+from services.runtime.tracing import Tracing
 
 ADMIN_HOST = "127.0.0.1"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -93,7 +94,8 @@ async def start_server(service: str, config: ConfigT, build: Build[ConfigT]) -> 
     runtime = Runtime(service, config)
     endpoint: MetricsEndpoint | None = None
     built = build(config, runtime)
-    admission = Admission(config.max_concurrent, runtime.health, runtime.metrics, runtime.log)
+    tracing = Tracing(service, config.otlp_endpoint, config.trace_share, runtime.metrics)
+    admission = Admission(config.max_concurrent, runtime.health, runtime.metrics, tracing, runtime.log)
     public, admin = grpc.aio.server(options=_options(config)), grpc.aio.server(options=_options(config))
     names = built.register(GuardedServer(public, admission), GuardedServer(admin, admission))
     for server in (public, admin):
@@ -120,6 +122,7 @@ async def start_server(service: str, config: ConfigT, build: Build[ConfigT]) -> 
         await _drain(runtime, config, admission, (public, admin))
         publisher.cancel()
         await built.stop()
+        await tracing.close()
         if endpoint is not None:
             await asyncio.to_thread(endpoint.close)
         runtime.log.info("stopped")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import re
 import time
 from collections import defaultdict
 from typing import Any
@@ -24,6 +23,7 @@ from services.runtime.health import Dependency
 from services.runtime.redis_client import connect
 from services.runtime.server import Runtime
 from services.runtime.tls import peer_tls
+from services.runtime.tracing import request_id
 from services.scoring import click_token, probes, validation
 from services.scoring.cache import RedisCache
 from services.scoring.config import ScoringConfig, check
@@ -35,9 +35,6 @@ from services.scoring.state import State
 from services.scoring.tasks import end
 from services.scoring.upstream import Cascade, CascadeOptions
 
-REQUEST_ID_HEADER = "x-request-id"
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CHARGED = scoring_pb2.CLICK_OUTCOME_CHARGED
 _DUPLICATE = scoring_pb2.CLICK_OUTCOME_DUPLICATE
 _STALE_ADS = scoring_pb2.DEGRADED_REASON_STALE_ADS
@@ -166,7 +163,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             versions=scoring_pb2.Versions(
                 index=versions.index, encoder=versions.encoder, scorer=versions.scorer
             ),
-            request_id=_request_id(context) or answer_id.hex(),
+            request_id=request_id(),
             list_age_ms=max(0, now_ms - entry.written_at_ms),
         )
         ended = time.perf_counter_ns()
@@ -263,14 +260,6 @@ def _connect(key: str, url: str, timeout_ms: int | None, max_connections: int) -
         return connect(url, timeout_ms, max_connections)
     except ValueError as error:
         raise ConfigError(f"scoring: {key}: {error}") from error
-
-
-def _request_id(context: Context) -> str:
-    """The caller's request id where it is a plain token of at most 64 characters, else nothing."""
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID_HEADER:
-            return value if isinstance(value, str) and _REQUEST_ID.fullmatch(value) else ""
-    return ""
 
 
 def build(config: ScoringConfig, runtime: Runtime[ScoringConfig]) -> ScoringService:

@@ -11,22 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.runtime.bundles import MANIFEST
 from services.runtime.errors import UserError
 from services.stack import valkey
 from services.stack.ads import send_catalogue
 from services.stack.ports import HOST, Ports, require_free
 from services.stack.probes import grpc_health, redis_ping
 from services.stack.supervisor import Child, Supervisor
+from services.stack.work_folder import require_bundles
 
 DEFAULT_DATA = Path(".frugalads")
-# What a stack serves from, below its work folder, and the command that makes it.
-BUNDLES = {
-    "models/scorer": "frugalads model build --out {data}/models/scorer",
-    "catalogue": "frugalads catalogue import FILE --out {data}/catalogue",
-    "index": "frugalads index build --catalogue {data}/catalogue --model {data}/models/scorer"
-    " --out {data}/index",
-}
 _SECRET_BYTES = 32
 _LEAST_SECRET_CHARS = 16
 
@@ -58,13 +51,10 @@ class LocalStack:
     def children(self) -> list[Child]:
         """The processes, in the order in which they start; they stop in reverse.
 
-        Writes what they need below `data`. Raises UserError when a bundle is missing, a port is taken or no
-        server is found for an embedded role.
+        Writes what they need below `data`. Raises UserError when a bundle is missing or of another catalogue,
+        a port is taken or no server is found for an embedded role.
         """
-        for name, command in BUNDLES.items():
-            if not (self.data / name / MANIFEST).is_file():
-                made_by = command.format(data=self.data)
-                raise UserError(f"{self.data / name} is missing; make it with: {made_by}")
+        require_bundles(self.data)
         roles = [role for role, url in (("cache", self.cache_url), ("state", self.state_url)) if not url]
         require_free(self.ports.all(embedded=roles))
         self.run_folder.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.catalogue.bids import modelled_bid_usd
+from services.catalogue.bids import DEFAULT_RESERVE_USD, modelled_bid_usd
 from services.catalogue.importing import ImportSummary
 from services.catalogue.schema import Ad, ad_text
 from services.commands import catalogue, log
+from services.scoring.config import ScoringConfig
 
 
 def test_the_text_adds_what_the_title_lacks() -> None:
@@ -37,7 +38,7 @@ def test_a_modelled_bid_depends_on_the_ad_and_its_category_alone() -> None:
 
 def test_modelled_bids_follow_the_published_law() -> None:
     bids = [modelled_bid_usd(at, f"category {at % 500}", "A") for at in range(1, 20_001)]
-    assert min(bids) >= 0.01
+    assert min(bids) == DEFAULT_RESERVE_USD == ScoringConfig(click_secret="x" * 16).reserve_usd
     assert max(bids) == 50.0
     logs = [math.log(bid) for bid in bids]
     assert statistics.median(logs) == pytest.approx(0.35, abs=0.15)
@@ -49,14 +50,24 @@ def test_modelled_bids_follow_the_published_law() -> None:
 
 def test_the_summary_says_what_was_modelled_cut_and_ignored() -> None:
     names = tuple(f"column{at}" for at in range(15))
-    text = catalogue.describe(ImportSummary(200, 3, 1, 2, 50, 4, 5, names))
+    text = catalogue.describe(ImportSummary(200, 3, 1, 2, 50, 6, 4, 5, names))
     assert "200 ads of 3 advertisers (1 with a daily budget) in 2 categories" in text
     assert "WARNING: 50 bids (25%) are MODELLED" in text
+    assert "6 bids are below $0.05, the default reserve of scoring, and will not be shown" in text
     assert "4 titles were cut" in text
     assert "5 descriptions were cut" in text
     assert "column11 and 3 more" in text
-    quiet = catalogue.describe(ImportSummary(1, 1, 0, 0, 0, 0, 0, ()))
-    assert quiet == "1 ads of 1 advertisers (0 with a daily budget) in 0 categories"
+    quiet = catalogue.describe(ImportSummary(1, 1, 0, 0, 0, 0, 0, 0, ()))
+    assert quiet == "1 ad of 1 advertiser (0 with a daily budget) in 0 categories"
+    single = catalogue.describe(ImportSummary(1, 1, 0, 1, 1, 1, 1, 1, ()))
+    for words in (
+        "in 1 category",
+        "1 bid (100%) is MODELLED",
+        "1 bid is below",
+        "1 title was",
+        "1 description was",
+    ):
+        assert words in single
 
 
 def test_the_commands_lead_from_a_sample_to_queries(
@@ -76,7 +87,9 @@ def test_the_commands_lead_from_a_sample_to_queries(
     assert "300 ads (seed 3)" in run(
         "catalogue", "sample", "--ads", "300", "--seed", "3", "--out", str(sample)
     )
-    assert "300 ads of 30 advertisers" in run("catalogue", "import", str(sample), "--out", str(folder))
+    imported = run("catalogue", "import", str(sample), "--out", str(folder))
+    assert "300 ads of 30 advertisers" in imported
+    assert imported.endswith(f"next: frugalads index build --catalogue {folder}\n")
     printed = run("log", "queries", "--catalogue", str(folder), "--out", str(queries), "--requests", "50")
     assert printed.startswith("50 requests of ")
     assert len(queries.read_text().splitlines()) == 50

@@ -158,8 +158,8 @@ def test_parquet_reads_unknown_columns_as_ignored_and_nested_types(tmp_path: Pat
         ({"ad_id": None}, "field ad_id or id: is missing"),
         ({"ad_id": 0}, "field ad_id: 0 is outside 1..9223372036854775807"),
         ({"ad_id": 2**63}, "field ad_id: 9223372036854775808 is outside"),
-        ({"ad_id": "12x"}, "field ad_id: '12x' is not an integer"),
-        ({"ad_id": True}, "field ad_id: True is not an integer"),
+        ({"ad_id": "12x"}, "field ad_id: '12x' is not an integer; keep SKUs in another column"),
+        ({"ad_id": True}, "field ad_id: true is not an integer"),
         ({"ad_id": 1.5}, "field ad_id: 1.5 is not an integer"),
         ({"title": "  "}, "field title: is missing"),
         ({"title": 5}, "field title: 5 is not text"),
@@ -167,23 +167,30 @@ def test_parquet_reads_unknown_columns_as_ignored_and_nested_types(tmp_path: Pat
         ({"title": "a\ud800b"}, "holds the control character U+D800"),
         ({"advertiser": "x" * 101}, "has 101 characters, the limit is 100"),
         ({"category": "c" * 101}, "has 101 characters, the limit is 100"),
-        ({"bid_usd": 0}, "field bid_usd: 0 is outside 0 < bid_usd <= 1000"),
-        ({"bid_usd": 1000.01}, "field bid_usd: 1000.01 is outside 0 < bid_usd <= 1000"),
+        ({"bid_usd": 0}, "field bid_usd: 0 is outside 0.000001..1000 US dollars"),
+        ({"bid_usd": 4e-7}, "field bid_usd: 4e-07 is outside 0.000001..1000 US dollars"),
+        ({"bid_usd": 1000.01}, "field bid_usd: 1000.01 is outside 0.000001..1000 US dollars"),
         ({"bid_usd": "1,5"}, "field bid_usd: '1,5' is not a number"),
         ({"bid_usd": "nan"}, "field bid_usd: 'nan' is not a number"),
         ({"bid_usd": float("nan")}, "field bid_usd: nan is not a number"),
         ({"bid_usd": float("inf")}, "field bid_usd: inf is outside"),
-        ({"bid_usd": True}, "field bid_usd: True is not a number"),
+        ({"bid_usd": True}, "field bid_usd: true is not a number"),
         ({"bid_usd": "1e999"}, "field bid_usd: '1e999' is outside"),
         ({"price_cents": "abc"}, "field price_cents: 'abc' is not a number"),
         ({"product_price_usd": -1}, "field product_price_usd: -1 is outside 0..1000000000"),
         ({"locations": {"a": 1}}, "is neither a list nor text"),
         ({"locations": ["x" * 65]}, "has more than 64 characters"),
         ({"locations": [f"r{at}" for at in range(1001)]}, "1001 values, the limit is 1000"),
+        ({"locations": "US-CA,US-OR"}, "'US-CA,US-OR' is no region code; use | between values, or a list"),
+        (
+            {"locations": ["US-CA; US-OR"]},
+            "'US-CA; US-OR' is no region code; use | between values, or a list",
+        ),
+        ({"locations": "New York"}, "'New York' is no region code"),
         ({"genders": ["female", "f"]}, "field genders: 'f' is none of female, male"),
         ({"age_bands": "18-24|99"}, "field age_bands: '99' is none of 13-17, 18-24"),
-        ({"devices": [None]}, "field devices: None is not text"),
-        ({"daily_budget_usd": -5}, "field daily_budget_usd: -5 is outside 0 < daily_budget_usd"),
+        ({"devices": [None]}, "field devices: null is not text"),
+        ({"daily_budget_usd": -5}, "field daily_budget_usd: -5 is outside 0.000001..1000000000 US dollars"),
     ],
 )
 def test_a_faulty_field_is_named_with_row_value_and_limit(
@@ -221,6 +228,28 @@ def test_jsonl_rows_are_line_numbers(tmp_path: Path) -> None:
     assert "row 4: not JSON: " in message
     assert "row 5: [1] is not a JSON object" in message
     assert "row 6, field ad_id: 8 is also the id of row 1" in message
+
+
+def test_a_json_array_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    for indent in (None, 2):
+        path.write_text("\n" + json.dumps([PLAIN], indent=indent))
+        assert "a.jsonl: a JSON array; one object a line is due (jq -c '.[]')" in refusal(
+            path, tmp_path / "out"
+        )
+    path.write_text(json.dumps(PLAIN) + "\nnull\n")
+    assert "row 2: null is not a JSON object" in refusal(path, tmp_path / "out")
+
+
+def test_locations_are_kept_in_upper_case(tmp_path: Path) -> None:
+    row = PLAIN | {"locations": "us-ca|US-CA| us-or "}
+    import_catalogue(jsonl(tmp_path / "a.jsonl", [row]), tmp_path / "out")
+    assert read_catalogue(tmp_path / "out")[0].locations == ("US-CA", "US-OR")
+
+
+def test_bids_below_the_reserve_are_counted(tmp_path: Path) -> None:
+    rows = [PLAIN | {"ad_id": at, "bid_usd": bid} for at, bid in enumerate((0.01, 0.049, 0.05, 1), start=1)]
+    assert import_catalogue(jsonl(tmp_path / "a.jsonl", rows), tmp_path / "out").bids_below_reserve == 2
 
 
 def test_two_budgets_of_one_advertiser_are_refused(tmp_path: Path) -> None:
@@ -268,6 +297,9 @@ def test_wrong_encodings_are_told(tmp_path: Path) -> None:
     assert "row 1: byte 0xE9 at position 27 is not UTF-8" in refusal(path, tmp_path / "out")
     path.write_bytes(line.encode("utf-16"))
     assert "the file is UTF-16; save it as UTF-8" in refusal(path, tmp_path / "out")
+    for encoding in ("utf-16-le", "utf-16-be"):  # without the mark that says so
+        path.write_bytes(line.encode(encoding))
+        assert "NUL bytes in line 1; UTF-16? save it as UTF-8" in refusal(path, tmp_path / "out")
     path.write_bytes(line.encode("utf-8-sig"))
     import_catalogue(path, tmp_path / "out")
     assert read_catalogue(tmp_path / "out")[0].title == "Café"
@@ -283,6 +315,13 @@ def test_wrong_encodings_are_told(tmp_path: Path) -> None:
             "ad_id,title\n1,Lock\n",
             "no column advertiser or supplier or merchant; the file has ['ad_id', 'title']",
         ),
+        (
+            "id,name\n",
+            "no column title, no column advertiser or supplier or merchant; the file has ['id', 'name']",
+        ),
+        ("ad_id;title;advertiser\n", "; the values are separated by semicolons, commas are due"),
+        ("ad_id\ttitle\tadvertiser\n", "; the values are separated by tabs, commas are due"),
+        ("ad_id,Title,Supplier\n", "are lower-case: rename 'Title' to title, 'Supplier' to supplier"),
         ("ad_id,title,title,advertiser\n", "column 'title' comes twice"),
         ("ad_id,title,advertiser\n1,Lock,A\n2,Lock\n", "row 2: 2 cells where the header has 3"),
         ('ad_id,title,advertiser\n1,"Lock,A\n', "not CSV after row 0"),
@@ -310,6 +349,19 @@ def test_paths_that_hold_no_catalogue_file(tmp_path: Path) -> None:
     assert "not a file" in refusal(folder, tmp_path / "out")
     assert "must end in one of .jsonl" in refusal(text, tmp_path / "out")
     assert "no such file" in refusal(tmp_path / "none.parquet", tmp_path / "out")
+    assert "File name too long" in refusal(tmp_path / f"{'n' * 300}.csv", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [pa.array([2**30], pa.date32()), pa.array([2**62], pa.timestamp("us")), pa.array([1], pa.time64("ns"))],
+    ids=str,
+)
+def test_parquet_dates_beyond_those_of_python_are_refused(tmp_path: Path, column: pa.Array) -> None:
+    """Arrow raises OverflowError for them, which ended in a traceback."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"ad_id": [1], "title": column, "advertiser": ["A"]}), path)
+    assert "a.parquet: unreadable after row 0: " in refusal(path, tmp_path / "out")
 
 
 def test_lines_and_numbers_without_end_are_refused(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import gzip
+import os
 import signal
 import subprocess
 import sys
@@ -10,12 +12,12 @@ import pytest
 
 from loadtest.preparation import KEY_STREAM, RATINGS, WEB_QUERIES, prepare, query_arguments
 from loadtest.runner import Samples, read_queries
-from loadtest.showcase import examples
+from loadtest.showcase import FREQUENT, examples
 from services.runtime.bundles import MANIFEST
 from services.runtime.errors import UserError
 
 
-def samples(query: list[int], ads: list[int]) -> Samples:
+def samples(query: list[int], ads: list[int], first_click: list[float] | None = None) -> Samples:
     count = len(query)
     return Samples(
         query=np.array(query, np.int32),
@@ -27,29 +29,42 @@ def samples(query: list[int], ads: list[int]) -> Samples:
         compute_us=np.zeros(count, np.int64),
         revenue_usd=np.zeros(count),
         ads=np.array(ads, np.int16),
+        first_click=np.array(first_click or [0.0] * count),
         degraded=np.zeros(count, np.bool_),
         timeout_s=1.0,
     )
 
 
-def test_examples_go_from_frequent_to_rare_and_skip_empty_answers() -> None:
+def test_examples_are_frequent_queries_whose_first_ad_fits_best() -> None:
     # "head" is asked three times under three line numbers, "bare" gets no ad, "thin" one of four.
     queries = ["head", "head", "bare", "tail", "thin", "head", "mid", "mid"]
-    run = samples(list(range(8)), [4, 4, 0, 4, 1, 4, 4, 4])
-    assert examples(run, queries) == ["head", "mid", "tail"]
-    assert examples(run, queries, count=2) == ["head", "tail"]
+    clicks = [0.02, 0.01, 0.0, 0.09, 0.5, 0.02, 0.04, 0.03]
+    run = samples(list(range(8)), [4, 4, 0, 4, 1, 4, 4, 4], clicks)
+    assert examples(run, queries) == ["tail", "mid", "head"]
+    assert examples(run, queries, count=2) == ["tail", "mid"]
+
+
+def test_examples_leave_out_rare_queries() -> None:
+    queries = [f"q{at}" for at in range(FREQUENT)] * 2 + ["rare"]
+    clicks = [0.01] * 2 * FREQUENT + [0.9]
+    run = samples(list(range(len(queries))), [4] * len(queries), clicks)
+    assert examples(run, queries, count=1) == ["q0"]
 
 
 def test_a_run_without_ads_has_no_examples() -> None:
     assert examples(samples([0, 1], [0, 0]), ["a", "b"]) == []
 
 
-def test_a_catalogue_of_ones_own_is_not_replaced_by_the_sample(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [None, "ads.csv"])
+def test_a_catalogue_of_ones_own_is_not_replaced(tmp_path: Path, file: str | None) -> None:
     for name in ("catalogue", "models/scorer"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / MANIFEST).write_text("{}")
-    with pytest.raises(UserError, match="is a catalogue of your own; give --catalogue FILE"):
-        prepare(tmp_path, None, 10, print)
+    catalogue = None if file is None else tmp_path / file
+    if catalogue is not None:
+        catalogue.write_text("ad_id,title,advertiser\n1,Lock,A\n")
+    with pytest.raises(UserError, match="is a catalogue of your own; run make demo with DATA=DIR"):
+        prepare(tmp_path, catalogue, 10, print)
     assert (tmp_path / "catalogue" / MANIFEST).read_text() == "{}"
 
 
@@ -63,12 +78,14 @@ def test_a_missing_catalogue_file_is_named(tmp_path: Path) -> None:
 def test_queries_are_read_a_line_each(tmp_path: Path) -> None:
     file = tmp_path / "q.txt"
     file.write_text("toner\nusb cable\ntoner\n")
-    assert read_queries(file) == ["toner", "usb cable", "toner"]
+    packed = tmp_path / "q.txt.gz"
+    packed.write_bytes(gzip.compress(file.read_bytes()))
+    assert read_queries(file) == read_queries(packed) == ["toner", "usb cable", "toner"]
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "no queries"), (b"toner\n\ncable\n", "line 2 is empty"), (b"\xff\xfe", "can't decode")],
+    [(b"", "no queries"), (b"toner\n\ncable\n", "line 2 is empty"), (b"\xff\xfe", "not a UTF-8 text file")],
 )
 def test_a_bad_query_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     file = tmp_path / "q.txt"
@@ -79,7 +96,7 @@ def test_a_bad_query_file_is_named(tmp_path: Path, content: bytes, words: str) -
 
 
 def test_an_absent_query_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.txt"):
+    with pytest.raises(UserError, match=r"absent\.txt: No such file or directory$"):
         read_queries(tmp_path / "absent.txt")
 
 
@@ -110,6 +127,8 @@ def test_an_interrupt_while_building_leaves_no_process(tmp_path: Path, signum: i
     end = time.monotonic() + 20
     while not (children := psutil.Process(demo.pid).children(recursive=True)):
         assert time.monotonic() < end, "no step was started"
+    while os.getsid(children[0].pid) == os.getsid(demo.pid):
+        assert time.monotonic() < end, "a Ctrl-C of the terminal would reach the step"
     demo.send_signal(signum)
     demo.communicate(timeout=20)
     assert demo.returncode == code

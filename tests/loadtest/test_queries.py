@@ -123,6 +123,7 @@ def test_rated_and_web_queries_come_first(catalogue: Path, tmp_path: Path) -> No
     assert summary == QuerySummary(
         requests=len(keys),
         distinct=50,
+        shared=0,
         rated=2,
         from_catalogue=28,
         from_web_file=2,
@@ -163,11 +164,15 @@ def test_faulty_inputs_are_named(catalogue: Path, tmp_path: Path) -> None:
     assert "No such file" in refusal(web_queries_file=tmp_path / "none")
 
 
-def test_a_catalogue_too_small_for_the_stream_is_told(tmp_path: Path) -> None:
+def test_the_queries_of_a_small_catalogue_come_again(tmp_path: Path) -> None:
     write_sample(tmp_path / "s.jsonl", ads=2)
     import_catalogue(tmp_path / "s.jsonl", tmp_path / "out")
-    with pytest.raises(UserError, match="its 2 ads yield only"):
-        write_queries(tmp_path / "out", tmp_path / "q.txt")
+    summary = write_queries(tmp_path / "out", tmp_path / "q.txt")
+    lines = (tmp_path / "q.txt").read_text(encoding="utf-8").splitlines()
+    assert len(set(lines)) == summary.distinct == 2000 - summary.shared
+    assert summary.from_catalogue == 1200 - summary.shared < 1200
+    assert len(lines) == summary.requests
+    assert summary.top_1_percent_share < 0.5
 
 
 @pytest.mark.data

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from frugalads.scoring.v1 import scoring_pb2
-from loadtest.report import SAVED_MEANS, render, run_header, summarize, write
+from loadtest.report import BYPASSED_MEANS, FAILED_MEANS, SAVED_MEANS, render, run_header, summarize, write
 from loadtest.runner import UNSENT, Samples
 
 HIT, MISS = scoring_pb2.CACHE_STATE_HIT, scoring_pb2.CACHE_STATE_MISS
+BYPASSED = scoring_pb2.CACHE_STATE_BYPASSED
 REFRESHED = scoring_pb2.CACHE_STATE_REFRESHED
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE.value[0]
 
@@ -39,6 +40,7 @@ def make(
         compute_us=np.array(compute_us or [0] * count, np.int64),
         revenue_usd=np.where(code == 0, revenue_usd, 0.0),
         ads=np.ones(count, np.int16),
+        first_click=np.zeros(count),
         degraded=np.zeros(count, np.bool_),
         timeout_s=2.0,
     )
@@ -95,8 +97,33 @@ def test_computation_saved_weighs_each_hit_by_its_own_query() -> None:
 
 
 @pytest.mark.parametrize("state", [HIT, MISS])
-def test_computation_saved_is_nought_without_anything_to_compare(state: int) -> None:
-    assert summarize(make([1, 1], [state, state], compute_us=[0, 0])).computation_saved == 0
+def test_computation_saved_is_not_measured_where_nothing_was_computed(state: int) -> None:
+    """A warm cache that served everything was said to save 0.0 %."""
+    summary = summarize(make([1, 1], [state, state], compute_us=[0, 0]))
+    assert summary.computation_saved is None
+    assert "computation saved  not measured" in render(summary)
+
+
+def test_nothing_is_saved_without_reuse() -> None:
+    assert summarize(make([1, 1], [MISS, MISS], compute_us=[5, 5])).computation_saved == 0
+
+
+def test_footnotes_say_what_is_unusual_in_a_run() -> None:
+    samples = make([1, 30, 2], [MISS, MISS, BYPASSED], codes=[0, UNAVAILABLE, 0], late_ms=10.5)
+    samples.example_error = "UNAVAILABLE: retrieval gave no answer"
+    samples.degraded[2] = True
+    samples.degraded_reasons["CACHE_UNAVAILABLE"] = 1
+    text = render(summarize(samples))
+    assert "degraded           1 (CACHE_UNAVAILABLE 1)\n" in text
+    notes = (
+        BYPASSED_MEANS,
+        f"{FAILED_MEANS}; one of them: UNAVAILABLE: retrieval gave no answer",
+        "this machine was too busy for this rate: 3 requests were sent late",
+    )
+    assert text.endswith("\n".join((SAVED_MEANS, *notes)))
+    usual = render(summarize(make([1, 2], [HIT, MISS])))
+    assert usual.endswith(SAVED_MEANS)
+    assert "degraded           0\n" in usual
 
 
 def test_a_run_without_any_answer_is_reported() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
-from loadtest.runner import UNSENT, Load, Samples, replay, require_loopback
+from loadtest.runner import UNSENT, Load, Samples, first_lines, replay, require_loopback
 from services.runtime.errors import UserError
 
 Handler = Callable[[int, scoring_pb2.RankAdsRequest, Any], Awaitable[scoring_pb2.RankAdsResponse]]
@@ -164,6 +164,7 @@ def test_errors_and_timeouts_are_samples_with_their_code() -> None:
     timed_out = samples.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     assert samples.latency_ms()[timed_out] == pytest.approx(np.full(10, 300), abs=150)
     assert samples.revenue_usd[samples.code != 0].sum() == 0
+    assert samples.example_error == "RESOURCE_EXHAUSTED: full"
 
 
 def test_a_server_that_goes_away_gives_errors_not_a_crash() -> None:
@@ -208,6 +209,19 @@ def test_clicks_follow_the_returned_probabilities() -> None:
     assert samples.clicks == {"drawn": sum(by_ad), "charged": sum(by_ad), "duplicate": 0, "failed": 0}
 
 
+def test_what_answers_lack_is_counted_by_name() -> None:
+    async def degraded(
+        i: int, request: scoring_pb2.RankAdsRequest, context: Any
+    ) -> scoring_pb2.RankAdsResponse:
+        reasons = [scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE, scoring_pb2.DEGRADED_REASON_STALE_ADS]
+        return scoring_pb2.RankAdsResponse(ads=ads(0.25), degraded_reasons=reasons[: i % 3])
+
+    samples, _ = run(degraded, Load(QUERIES, rate_per_s=1000, requests=30))
+    assert samples.degraded_reasons == {"CACHE_UNAVAILABLE": 20, "STALE_ADS": 10}
+    assert samples.degraded.sum() == 20
+    assert (samples.first_click == 0.25).all()
+
+
 def test_without_clicks_none_are_sent() -> None:
     samples, service = run(answer, Load(QUERIES, rate_per_s=1000, requests=20))
     assert service.clicks == []
@@ -246,3 +260,7 @@ def test_every_loopback_address_is_accepted(target: str) -> None:
 def test_bad_loads_are_named(load: Load, words: str) -> None:
     with pytest.raises(UserError, match=words):
         asyncio.run(replay("127.0.0.1:1", load))
+
+
+def test_repeats_of_a_query_in_a_stream_count_as_one_query() -> None:
+    assert first_lines(["a", "b", "a", "c", "b", "a"]).tolist() == [0, 1, 0, 3, 1, 0]

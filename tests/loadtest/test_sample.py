@@ -129,7 +129,7 @@ def test_draws_are_pinned_for_all_python_versions() -> None:
 
 
 def test_limits_of_the_sample(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"ads: 0 is outside 1\.\.1000000"):
+    with pytest.raises(UserError, match=r"--ads: 0 is outside 1\.\.1000000"):
         write_sample(tmp_path / "s.jsonl", ads=0)
     with pytest.raises(UserError, match=r"must end in \.jsonl"):
         write_sample(tmp_path / "s.csv")

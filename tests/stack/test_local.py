@@ -1,3 +1,4 @@
+import json
 import socket
 import subprocess
 import sys
@@ -7,8 +8,9 @@ import pytest
 
 from services.runtime.bundles import MANIFEST
 from services.runtime.errors import UserError
-from services.stack.local import BUNDLES, LocalStack
+from services.stack.local import LocalStack
 from services.stack.ports import HOST, Ports, free_base
+from services.stack.work_folder import BUNDLES
 
 
 @pytest.fixture
@@ -73,6 +75,23 @@ def test_a_missing_bundle_is_named_with_its_command(stack: LocalStack, missing: 
         UserError, match=rf"{missing} is missing; make it with: frugalads .* --out .*{missing}"
     ):
         stack.children()
+
+
+def test_an_index_of_another_catalogue_is_refused(stack: LocalStack) -> None:
+    """The new ads had no vectors: every answer was empty, and the stack looked healthy."""
+
+    def manifest(name: str, content: dict[str, object]) -> None:
+        (stack.data / name / MANIFEST).write_text(json.dumps(content))
+
+    manifest("catalogue", {"fingerprint": "new"})
+    for meta in ({"catalogue": "old"}, {}):
+        manifest("index", {"meta": meta})
+        with pytest.raises(
+            UserError, match=r"index was built from another catalogue; run: frugalads index build .* --out "
+        ):
+            stack.children()
+    manifest("index", {"meta": {"catalogue": "new"}})
+    assert stack.children()
 
 
 def test_an_occupied_port_is_found_before_anything_is_written(stack: LocalStack) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from frugalads.retrieval.v1 import retrieval_pb2, retrieval_pb2_grpc
 from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
 from services.commands import info, query
 from services.runtime.errors import UserError
+from services.stack.ports import free_base
 
 
 class Scoring(scoring_pb2_grpc.ScoringServiceServicer):
@@ -72,11 +75,20 @@ def test_an_answer_is_shown_whole(server: tuple[Scoring, str], capsys: pytest.Ca
     assert run("query", "laser printer toner", "--target", target) == 0
     shown = capsys.readouterr().out
     for words in (
-        "HP 85A black toner", "Inkwell", "0.0312", "1.50", "1.25", "HIT, list 2.5 s old",
-        "predicted loss $0.0000", "degraded  STALE_ADS", "index abababababab", "encoder cdcdcdcdcdcd",
+        "HP 85A black toner", "Inkwell", "0.0312", "1.50", "1.25", "HIT, list 2.5 s old\n",
+        "degraded  STALE_ADS", "index abababababab", "encoder cdcdcdcdcdcd",
         "scorer efefefefefef", "cache 0.3", "total 0.9", "r-1", "round trip",
     ):  # fmt: skip
         assert words in shown
+
+
+def test_a_predicted_loss_is_shown_where_there_is_one(
+    server: tuple[Scoring, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service, target = server
+    service.answer.predicted_loss_usd = 0.0125
+    run("query", "toner", "--target", target)
+    assert "HIT, list 2.5 s old, predicted loss $0.0125\n" in capsys.readouterr().out
 
 
 def test_the_user_is_passed_on(server: tuple[Scoring, str]) -> None:
@@ -150,8 +162,55 @@ def test_a_malformed_target_is_named(target: str) -> None:
 
 
 def test_info_names_the_silent(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("info", "--base-port", "60000") == 1
-    shown = capsys.readouterr().out
-    for service in ("scoring", "retrieval", "inference", "eviction"):
-        assert f"{service} at 127.0.0.1:" in shown
-    assert shown.count("no answer: UNAVAILABLE") == 4
+    base = free_base(27_000)
+    assert run("info", "--base-port", str(base)) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{service}: nothing answers at 127.0.0.1:{base + at}; start with frugalads up"
+        for at, service in enumerate(("scoring", "retrieval", "inference", "eviction"))
+    ]
+
+
+class Retrieval(retrieval_pb2_grpc.RetrievalServiceServicer):
+    def GetInfo(self, request: Any, context: Any) -> retrieval_pb2.GetInfoResponse:
+        versions = retrieval_pb2.Versions(index="ab" * 32)
+        return retrieval_pb2.GetInfoResponse(
+            ads=6000, versions=versions, limits=retrieval_pb2.Limits(max_k=200)
+        )
+
+
+def test_info_is_a_short_table_and_json_says_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    base = free_base(27_000)
+    running = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
+    scoring_pb2_grpc.add_ScoringServiceServicer_to_server(Scoring(), running)
+    retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(Retrieval(), running)
+    health_servicer = health.HealthServicer()
+    health_servicer.set("frugalads.retrieval.v1.RetrievalService", health_pb2.HealthCheckResponse.SERVING)
+    health_servicer.set("frugalads.scoring.v1.ScoringService", health_pb2.HealthCheckResponse.NOT_SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, running)
+    for port in (base, base + 1):
+        running.add_insecure_port(f"127.0.0.1:{port}")
+    running.start()
+    try:
+        assert run("info", "--base-port", str(base)) == 1
+        table = capsys.readouterr().out.splitlines()
+        assert run("info", "--base-port", str(base), "--json") == 1
+        document = json.loads(capsys.readouterr().out)
+    finally:
+        running.stop(0).wait(10)
+    assert table[0].split() == ["service", "address", "ready", "holds", "limits", "versions"]
+    assert table[1].split() == [
+        "scoring",
+        f"127.0.0.1:{base}",
+        "no",
+        "5",
+        "ads",
+        *["0", "slots,", "0", "characters"],
+    ]
+    assert table[2].split() == [
+        *("retrieval", f"127.0.0.1:{base + 1}", "yes", "6,000", "ads", "k", "up", "to", "200"),
+        *("index", "ab" * 6),
+    ]
+    assert "inference: nothing answers" in table[3]
+    assert document["retrieval"]["limits"]["max_k"] == 200
+    assert document["retrieval"]["ready"] is True
+    assert document["eviction"] is None

@@ -126,6 +126,13 @@ def test_three_crashes_end_the_stack_and_name_the_child(up: Up) -> None:
     assert "the stack stopped: cache was ended by SIGKILL, crash 3 within 60 s" in up.said.read_text()
 
 
+def test_a_given_redis_is_asked_before_anything_starts(data: Path) -> None:
+    done = frugalads("up", "--data", data, "--cache-url", "redis://127.0.0.1:1/0")
+    assert done.returncode == 2
+    assert "frugalads: error: --cache-url: no answer to PING: " in done.stderr
+    assert done.stdout == ""
+
+
 def test_an_occupied_port_is_named_and_nothing_starts(data: Path) -> None:
     base = free_base(25_000)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
