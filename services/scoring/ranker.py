@@ -136,7 +136,10 @@ class Ranker:
             cached = await self._cache.get(fingerprint)
         except CacheUnavailable:
             cache_us = _since_us(began_s)
-            computed = await self._compute_shared(key_text, fingerprint, None, began_s, deadline)
+            # Nor is the list written: this caller would wait for the same silence twice.
+            computed = await self._compute_shared(
+                key_text, fingerprint, None, began_s, deadline, is_written=False
+            )
             degraded = (scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE,)
             return _found(computed, BYPASSED, degraded, cache_us)
         cache_us = _since_us(began_s)
@@ -169,14 +172,20 @@ class Ranker:
         await self._flights.close()
 
     async def _compute_shared(
-        self, key_text: str, fingerprint: bytes, cached: AdsList | None, began_s: float, deadline: Deadline
+        self,
+        key_text: str,
+        fingerprint: bytes,
+        cached: AdsList | None,
+        began_s: float,
+        deadline: Deadline,
+        is_written: bool = True,
     ) -> _Computed:
         deadline.check("computing the list")
         if not self._flights.is_running(fingerprint):
             self._cascade.check_health()
         try:
             return await self._flights.run(
-                fingerprint, lambda: self._compute(key_text, fingerprint, cached), began_s
+                fingerprint, lambda: self._compute(key_text, fingerprint, cached, is_written), began_s
             )
         except TooManyComputations as error:
             raise ResourceExhausted(
@@ -190,7 +199,9 @@ class Ranker:
                 "COMPUTATION_TIMEOUT", "the list could not be computed in time", _RETRY_AFTER_MS
             ) from error
 
-    async def _compute(self, key_text: str, fingerprint: bytes, cached: AdsList | None) -> _Computed:
+    async def _compute(
+        self, key_text: str, fingerprint: bytes, cached: AdsList | None, is_written: bool
+    ) -> _Computed:
         began_s = time.monotonic()
         try:
             scored = await self._cascade.compute(key_text, self._replica.ads, Deadline.after(self._timeout_s))
@@ -216,6 +227,11 @@ class Ranker:
         )
         entry = merge(cached, fresh, self._list_capacity)
         self.newest_versions = entry.versions
+        if is_written:
+            await self._write(fingerprint, entry, cost_us)
+        return _Computed(entry, scored.embed_us, scored.retrieve_us, scored.score_us)
+
+    async def _write(self, fingerprint: bytes, entry: AdsList, cost_us: int) -> None:
         priority = self._reporter.priority(cost_us)
         try:
             written = await self._cache.put(fingerprint, entry, priority.expire_at_ms)
@@ -228,7 +244,6 @@ class Ranker:
         if written is not None:
             self._policy.on_write(fingerprint, entry)
             self._reporter.written(written, cost_us, priority)
-        return _Computed(entry, scored.embed_us, scored.retrieve_us, scored.score_us)
 
 
 def _found(

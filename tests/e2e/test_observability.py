@@ -33,6 +33,7 @@ STATES = {"ready", "up", "open", "paused"}
 UNUSED = re.compile(
     r"process_(virtual_memory_bytes|start_time_seconds|(open|max)_fds)|python_info"  # of every Python process
     r"|scrape_.*|up|ALERTS(_FOR_STATE)?"  # Prometheus' own
+    r"|frugalads_\w+_trace_faults_total"  # a fault of tracing costs a span; nobody need look at it
     r"|frugalads_eviction_call_seconds_.*"  # reports are streams, and nobody waits for GetStats
 )
 
