@@ -28,6 +28,7 @@ from services.runtime.metrics import Metrics
 from services.scoring.cache import CacheUnavailable, ListCache
 from services.scoring.replica import Replica
 from services.scoring.reporter import Reporter
+from services.scoring.tasks import end
 from services.scoring.upstream import Cascade
 
 HIT = scoring_pb2.CACHE_STATE_HIT
@@ -94,6 +95,7 @@ class Ranker:
             self._cool_downs,
             observe=lambda share: self._callers.labels(share).inc(),
         )
+        self._writing: set[asyncio.Task[None]] = set()
         self.newest_versions = Versions()
         self._decisions = metrics.counter(
             "refresh_decisions_total",
@@ -136,9 +138,9 @@ class Ranker:
             cached = await self._cache.get(fingerprint)
         except CacheUnavailable:
             cache_us = _since_us(began_s)
-            # Nor is the list written: this caller would wait for the same silence twice.
+            # The list is written beside the answer: this caller would wait for the same silence twice.
             computed = await self._compute_shared(
-                key_text, fingerprint, None, began_s, deadline, is_written=False
+                key_text, fingerprint, None, began_s, deadline, waits_for_write=False
             )
             degraded = (scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE,)
             return _found(computed, BYPASSED, degraded, cache_us)
@@ -168,8 +170,9 @@ class Ranker:
         return Found(cached, HIT, loss_usd, (scoring_pb2.DEGRADED_REASON_REFRESH_FAILED,), cache_us)
 
     async def close(self) -> None:
-        """Cancel computations that still run."""
+        """Cancel computations and writes that still run."""
         await self._flights.close()
+        await end(*self._writing)
 
     async def _compute_shared(
         self,
@@ -178,14 +181,14 @@ class Ranker:
         cached: AdsList | None,
         began_s: float,
         deadline: Deadline,
-        is_written: bool = True,
+        waits_for_write: bool = True,
     ) -> _Computed:
         deadline.check("computing the list")
         if not self._flights.is_running(fingerprint):
             self._cascade.check_health()
         try:
             return await self._flights.run(
-                fingerprint, lambda: self._compute(key_text, fingerprint, cached, is_written), began_s
+                fingerprint, lambda: self._compute(key_text, fingerprint, cached, waits_for_write), began_s
             )
         except TooManyComputations as error:
             raise ResourceExhausted(
@@ -200,7 +203,7 @@ class Ranker:
             ) from error
 
     async def _compute(
-        self, key_text: str, fingerprint: bytes, cached: AdsList | None, is_written: bool
+        self, key_text: str, fingerprint: bytes, cached: AdsList | None, waits_for_write: bool
     ) -> _Computed:
         began_s = time.monotonic()
         try:
@@ -227,8 +230,11 @@ class Ranker:
         )
         entry = merge(cached, fresh, self._list_capacity)
         self.newest_versions = entry.versions
-        if is_written:
-            await self._write(fingerprint, entry, cost_us)
+        writing = asyncio.create_task(self._write(fingerprint, entry, cost_us))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        if waits_for_write:
+            await writing
         return _Computed(entry, scored.embed_us, scored.retrieve_us, scored.score_us)
 
     async def _write(self, fingerprint: bytes, entry: AdsList, cost_us: int) -> None:
