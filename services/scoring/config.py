@@ -37,7 +37,7 @@ class ScoringConfig(ServerConfig):
     reserve_usd: float = option(
         0.05, "Least bid that takes part, and least price of a click.", low=0.000001, high=1000
     )
-    cache_timeout_ms: int = option(18, "Longest wait for the cache.", low=1, high=10_000)
+    cache_timeout_ms: int = option(15, "Longest wait for the cache.", low=1, high=10_000)
     state_timeout_ms: int = option(1_000, "Longest wait for the state Redis.", low=1, high=60_000)
     compute_timeout_ms: int = option(2_000, "Longest computation of a list.", low=10, high=60_000)
     max_query_chars: int = option(256, "Most characters of a query.", low=1, high=4096)

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from stack_process import Stack, frugalads, running_stack
+from stack_process import PATIENT, Stack, frugalads, running_stack
 
 SAMPLE_ADS = 5000
 
@@ -46,8 +46,11 @@ def work_folder(prepared: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stack(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One running stack for the tests of a module."""
+def stack(
+    request: pytest.FixtureRequest, prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """One running stack for the tests of a module; drills get the timeouts of a user."""
     data = Path(shutil.copytree(prepared, tmp_path_factory.mktemp("stack") / "data"))
-    with running_stack(data) as running:
+    environ = {} if request.node.get_closest_marker("drill") else PATIENT
+    with running_stack(data, environ=environ) as running:
         yield running

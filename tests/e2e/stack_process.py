@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,6 +19,8 @@ from redis_process import wait_until
 from services.stack.ports import Ports, free_base
 
 SERVICES = ("retrieval", "inference", "eviction", "scoring")
+# On a busy machine a healthy cache may take longer than its few milliseconds, and a hit becomes BYPASSED.
+PATIENT = {"FRUGALADS_SCORING_CACHE_TIMEOUT_MS": "2000"}
 
 
 def frugalads(
@@ -35,7 +37,7 @@ def frugalads(
 class Stack:
     """A running `frugalads up` and what it printed."""
 
-    def __init__(self, data: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, data: Path, options: Sequence[str] = (), environ: Mapping[str, str] = PATIENT) -> None:
         self.data = data
         self.ports = Ports(free_base(preferred=8400 + os.getpid() % 1000 * 50))
         self.target = f"127.0.0.1:{self.ports.of('scoring')}"
@@ -48,6 +50,7 @@ class Stack:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            env={**os.environ, **environ},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -72,13 +75,23 @@ class Stack:
         return self.process.poll() is None
 
     def pid(self, name: str) -> int:
-        """The process id of a child: a service by its module, a Redis by its port, which it shows."""
+        """The process id of a child: a service by its module, a Redis by its port, which it shows.
+
+        Only of the supervisor's own children: what a service starts has its command line at first.
+        """
         wanted = re.compile(rf"services\.{name}$" if name in SERVICES else rf":{self.ports.of(name)}$")
-        for child in psutil.Process(self.process.pid).children(recursive=True):
+        for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if any(wanted.search(part.strip()) for part in child.cmdline()):
                     return child.pid
         raise AssertionError(f"{name} is not running")
+
+    def successor(self, name: str, killed: int) -> int | None:
+        """The process id of the child that took the place of a killed one; None until there is one."""
+        with contextlib.suppress(AssertionError, psutil.NoSuchProcess):
+            pid = self.pid(name)
+            return pid if pid != killed else None
+        return None
 
     def metric(self, name: str, sample: str) -> float:
         """One sample of a service's Prometheus page; 0 when it has none yet."""
@@ -102,9 +115,11 @@ class Stack:
 
 
 @contextlib.contextmanager
-def running_stack(data: Path, options: Sequence[str] = ()) -> Iterator[Stack]:
+def running_stack(
+    data: Path, options: Sequence[str] = (), environ: Mapping[str, str] = PATIENT
+) -> Iterator[Stack]:
     """A ready stack for the time of a block; nothing of it survives the block."""
-    stack = Stack(data, options)
+    stack = Stack(data, options, environ)
     try:
         stack.wait_ready()
         yield stack

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 
 import pytest
 import redis
-from drill_load import BYPASSED, HIT, RECOVERY_S, fresh_query, loaded, median_and_worst
+from drill_load import (
+    BYPASSED,
+    CACHE_ADDS_US,
+    HIT,
+    RECOVERY_S,
+    added_at_most_us,
+    fresh_query,
+    loaded,
+    median_and_worst,
+)
 from redis_process import RedisProcess, running, wait_until
 from slow_proxy import SlowProxy, slow_proxy
 from stack_process import Stack, running_stack
@@ -23,8 +32,6 @@ from frugalads.client import AsyncClient, Options
 pytestmark = pytest.mark.drill
 
 CACHE_MB = 8
-TIMEOUT_US = 20_000
-SLACK_US = 15_000  # a timer of asyncio may fire a little late on a busy machine
 CANCELLED = 1000
 WAVE = 25
 
@@ -47,7 +54,7 @@ def bed(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Be
     with (
         running("valkey", folder, ["--maxmemory", f"{CACHE_MB}mb"]) as cache,
         slow_proxy(cache.port) as proxy,
-        running_stack(data, ["--cache-url", f"redis://127.0.0.1:{proxy.port}/0"]) as stack,
+        running_stack(data, ["--cache-url", f"redis://127.0.0.1:{proxy.port}/0"], environ={}) as stack,
     ):
         yield Bed(stack, cache, proxy)
 
@@ -61,7 +68,7 @@ def test_a_slow_cache_is_used_and_one_beyond_its_timeout_is_not(bed: Bed) -> Non
         slow_s = time.monotonic()
         wait_until(lambda: len(load.since(slow_s)) > 60, 5)
         slow = [o for o in load.since(slow_s) if o.answer is not None and o.began_s > slow_s]
-        assert sum(not o.is_usual for o in slow) <= 2  # a busy machine may make 5 ms more than 20
+        assert sum(not o.is_usual for o in slow) <= load.strays(slow_s, len(slow))
         hits = [o.answer.timings.cache_us for o in slow if o.answer and o.answer.cache_state == HIT]
         assert median_and_worst(hits)[0] >= 5_000
         bed.proxy.delay_s = 0.1
@@ -71,8 +78,8 @@ def test_a_slow_cache_is_used_and_one_beyond_its_timeout_is_not(bed: Bed) -> Non
         added_us = [a.timings.cache_us for a in answers if a.cache_state == BYPASSED]
         median_us, worst_us = median_and_worst(added_us)
         print(f"cache 100 ms late: waited for: median {median_us:.0f} us, worst {worst_us:.0f} us")
-        assert median_us <= TIMEOUT_US
-        assert worst_us <= TIMEOUT_US + SLACK_US
+        assert median_us <= CACHE_ADDS_US
+        assert worst_us <= added_at_most_us(load, silent_s)
         for kind in ("warm", "fresh"):
             assert load.check_seen(silent_s, kind, "OK", "CACHE_UNAVAILABLE")["CACHE_UNAVAILABLE"]
         load.check_seen(slow_s, "click", "OK")

@@ -15,10 +15,12 @@ from contextlib import contextmanager
 import pytest
 from drill_load import (
     BYPASSED,
+    CACHE_ADDS_US,
     CACHE_UNAVAILABLE,
     RECOVERY_S,
     STALE_ADS,
     Load,
+    added_at_most_us,
     burst,
     fresh_query,
     is_serving,
@@ -34,9 +36,6 @@ from frugalads.scoring.v1 import scoring_pb2
 pytestmark = pytest.mark.drill
 
 NOTICED_S = 5.0
-CACHE_TIMEOUT_US = 20_000
-# The timeout is 18 ms; on a busy machine a timer of asyncio may fire a little late for a single answer.
-SLACK_US = 15_000
 COMPUTATION_S = 2.0  # the longest computation of a list, after which its callers get their error
 
 
@@ -140,13 +139,13 @@ def test_a_stopped_cache_adds_at_most_its_timeout(stack: Stack) -> None:
                 f" {reads_us[0]:.0f} us (median), {reads_us[1]:.0f} us (worst); new queries took"
                 f" {median_us - usual_us:.0f} us (median), {worst_us - usual_us:.0f} us (worst) more"
             )
-            assert reads_us[0] <= CACHE_TIMEOUT_US
-            assert reads_us[1] <= CACHE_TIMEOUT_US + SLACK_US
-            assert median_us - usual_us <= CACHE_TIMEOUT_US
-            assert worst_us - usual_us <= CACHE_TIMEOUT_US + SLACK_US
+            print(f"cache: a ready process waited {load.machine.worst_us(stopped_s):.0f} us at most")
+            limit_us = added_at_most_us(load, stopped_s)
+            assert reads_us[0] <= CACHE_ADDS_US
+            assert reads_us[1] <= limit_us
+            assert median_us - usual_us <= CACHE_ADDS_US
+            assert worst_us - usual_us <= limit_us
             assert all(list(a.degraded_reasons) == [CACHE_UNAVAILABLE] for a in answers)
-            assert median_us <= CACHE_TIMEOUT_US
-            assert worst_us <= CACHE_TIMEOUT_US + SLACK_US
             for kind in ("warm", "fresh"):
                 load.check_seen(stopped_s, kind, "OK", "CACHE_UNAVAILABLE")
             load.check_seen(stopped_s, "click", "OK")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 import redis
@@ -69,21 +72,30 @@ def test_one_pause_seen_by_many_callers_does_not_open_the_breaker() -> None:
     assert breaker.is_open
 
 
-def test_a_busy_event_loop_is_not_a_silent_server(valkey_server: RedisProcess) -> None:
-    async def scenario() -> None:
-        client = connect(valkey_server.url, None, max_connections=64)
-        await client.set("a", b"1")
+def test_a_busy_event_loop_is_not_a_silent_server() -> None:
+    """The reply lies in the socket and the timeout is long over when the loop comes back to both."""
 
-        async def ask() -> None:
-            for _ in range(10):
-                async with Patience(0.02):
-                    assert await client.get("a") == b"1"
-                time.sleep(0.0005)  # noqa: ASYNC251 - 64 callers make a turn of the loop take 32 ms
+    async def scenario(limit: Callable[[float], AbstractAsyncContextManager[object]]) -> bytes:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
 
-        await asyncio.gather(*(ask() for _ in range(64)))
-        await client.aclose()
+            def be_busy() -> None:
+                theirs.sendall(b"+PONG")
+                time.sleep(0.05)
 
-    asyncio.run(scenario())
+            try:
+                async with limit(0.02):
+                    loop.call_soon(be_busy)
+                    return await reader.readexactly(5)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+
+    assert asyncio.run(scenario(Patience)) == b"+PONG"
+    with pytest.raises(TimeoutError):  # what asyncio does when a timer and a reply are both due
+        asyncio.run(scenario(asyncio.timeout))
 
 
 def test_patience_ends_with_a_silent_server_and_leaves_no_reply_behind(redis_server: RedisProcess) -> None:
