@@ -15,6 +15,7 @@ who can write the folder; the child guards against files that were hostile befor
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +37,11 @@ FORMAT = 1
 _MAX_MANIFEST_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHUNK_BYTES = 1 << 20
+# Full, too large, or not ours to write: the user's matter, unlike any other OSError inside a write.
+_UNWRITABLE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
+}
 
 Meta = dict[str, Any]
 
@@ -86,15 +92,20 @@ def write_bundle(folder: Path, kind: str, meta: Meta) -> Iterator[Path]:
 
     `meta` (JSON values) may be filled until then. On an exception nothing of the staging folder stays and
     `folder` is as it was. A reader between the two renames may find no folder; it never finds half of one.
+    Raises BundleError when the disk is full or does not let it write.
     """
     folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}.staging-{secrets.token_hex(4)}")
-    staging.mkdir()
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
         yield staging
         _write_manifest(staging, kind, meta)
         _replace(staging, folder)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        raise BundleError(f"{folder}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -103,8 +114,15 @@ def open_bundle(folder: Path, kind: str, *, max_bytes: int) -> Bundle:
     """Verifies `folder` and returns its bundle without parsing any payload.
 
     Raises BundleError naming the file and what is wrong: missing, of another kind or format, a file too
-    many or too few, a link, more than `max_bytes` in all, a size or hash that differs.
+    many or too few, a link, more than `max_bytes` in all, a size or hash that differs, or unreadable.
     """
+    try:
+        return _verified(folder, kind, max_bytes)
+    except OSError as error:
+        raise BundleError(f"{error.filename or folder}: cannot be read: {error.strerror or error}") from error
+
+
+def _verified(folder: Path, kind: str, max_bytes: int) -> Bundle:
     manifest = _read_manifest(folder)
     if manifest.get("format") != FORMAT:
         raise BundleError(f"{folder / MANIFEST}: format {manifest.get('format')!r} is not {FORMAT}")

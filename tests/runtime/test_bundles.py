@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,37 @@ def test_a_failed_write_leaves_the_old_bundle_and_nothing_else(tmp_path: Path) -
         interrupted()
     assert opened(folder).read("a.bin") == b"weights"
     assert os.listdir(tmp_path) == ["m"]
+
+
+def test_a_disk_that_takes_no_more_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    program = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from services.runtime.bundles import write_bundle\n"
+        "from services.runtime.errors import BundleError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        "    with write_bundle(Path(sys.argv[1]), 'thing', {}) as staging:\n"
+        "        (staging / 'data').write_bytes(bytes(2000))\n"
+        "except BundleError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "b")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == f"{tmp_path / 'b'}: cannot be written: File too large"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_inside_a_file_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(BundleError, match="b: cannot be written"),
+        write_bundle(tmp_path / "file" / "b", "thing", {}),
+    ):
+        pass
 
 
 def test_a_new_bundle_replaces_the_old(tmp_path: Path) -> None:
