@@ -139,7 +139,7 @@ def write_queries(
 
     wanted = int((~web).sum())
     rated = _take(_rated(ratings, random), wanted, taken)
-    phrases = _take(_phrases(read_catalogue(catalogue), random), wanted - len(rated), taken)
+    phrases = _take(catalogue_phrases(read_catalogue(catalogue), random), wanted - len(rated), taken)
     own = rated + phrases
     if wanted and not own:
         raise UserError(f"{catalogue}: its ads yield no query")
@@ -234,7 +234,7 @@ def _web_stream(path: Path | None, random: np.random.Generator) -> list[str]:
     return [queries[at] for at in order]
 
 
-def _phrases(ads: list[Ad], random: np.random.Generator) -> Iterator[str]:
+def catalogue_phrases(ads: list[Ad], random: np.random.Generator) -> Iterator[str]:
     """Queries made from ads, the most popular first; then the same with a word of intent."""
     if len(ads) > MAX_ADS:
         ads = [ads[at] for at in np.sort(np.argsort(random.random(len(ads)))[:MAX_ADS])]

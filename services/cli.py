@@ -17,6 +17,7 @@ COMMANDS = (
     "index",
     "evict",
     "loadtest",
+    "simulate",
     "bench",
     "config",
     "info",

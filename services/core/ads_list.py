@@ -20,11 +20,8 @@ Layout, little endian, one contiguous buffer:
                     n x i64 ad ids
                     n x f32 click probabilities at the top position
 
-Merge (SoCC'17 section 4.3). An entry is a move-to-front queue of fixed capacity, somewhat longer than a usual
-list. At a refresh the ads of the fresh list, new and known alike, move to the head in their order; the tail
-drops off. The auction picks from the superset, so an ad that one noisy refresh missed can still earn.
-Probabilities of two scorers are not comparable, so lists of unequal scorer or encoder are not merged: the
-fresh one replaces the other.
+Merge: `merging.py`. Probabilities of two scorers are not comparable, so lists of unequal scorer or encoder
+are not merged: the fresh one replaces the other.
 
 Invariants: ids are distinct; probabilities are finite and in 0..1; decode(encode(x)) == x up to float32;
 decode of any other bytes raises CorruptEntry. Complexity: linear in the list, some 5 us for 48 ads.
@@ -35,6 +32,9 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
+
+from services.core.merging import move_to_front
 from services.core.query import FINGERPRINT_BYTES
 
 FORMAT = 1
@@ -150,21 +150,22 @@ def decode(data: bytes, fingerprint: bytes) -> AdsList:
 
 def merge(cached: AdsList | None, fresh: AdsList, capacity: int) -> AdsList:
     """The fresh list at the head, then what the cached one adds, cut at `capacity` (SoCC'17 section 4.3)."""
-    ids = list(fresh.ad_ids[:capacity])
-    probabilities = list(fresh.click_probabilities[:capacity])
+    ids, probabilities = np.zeros(capacity, np.int64), np.zeros(capacity, np.float64)
+    held = 0
     if cached is not None and _comparable(cached.versions, fresh.versions):
-        known = set(ids)
-        kept = [
-            pair
-            for pair in zip(cached.ad_ids, cached.click_probabilities, strict=True)
-            if pair[0] not in known
-        ]
-        for ad_id, probability in kept[: capacity - len(ids)]:
-            ids.append(ad_id)
-            probabilities.append(probability)
+        held = min(len(cached.ad_ids), capacity)
+        ids[:held], probabilities[:held] = cached.ad_ids[:held], cached.click_probabilities[:held]
+    held = move_to_front(
+        ids,
+        probabilities,
+        held,
+        np.array(fresh.ad_ids, np.int64),
+        np.array(fresh.click_probabilities, np.float64),
+        capacity,
+    )
     return AdsList(
-        tuple(ids),
-        tuple(probabilities),
+        tuple(ids[:held].tolist()),
+        tuple(probabilities[:held].tolist()),
         fresh.written_at_ms,
         fresh.cost_us,
         fresh.versions,

@@ -4,7 +4,7 @@ A token says everything that charging needs, so a click on an ad that has been d
 to the right account, at the price of the auction it won. Layout, little endian:
 
     u8 version 1 | 16s answer id | i64 ad id | u32 price, micro-dollars | i64 issued at, Unix milliseconds
-    | 8s head of the query fingerprint | advertiser, UTF-8 | 16s signature
+    | 8s phrase part of the query fingerprint | advertiser, UTF-8 | 16s signature
 
 The signature is HMAC-SHA256 of all before it, truncated to 128 bits as RFC 2104 section 5 permits. The answer
 id is drawn anew for every answer, never taken from the caller: (answer id, ad id) is what a second charge is
@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 MAX_AGE_MS = 24 * 3600 * 1000
 MAX_SKEW_MS = 60_000
-FINGERPRINT_HEAD_BYTES = 8
 
 _BODY = struct.Struct("<B16sqIq8s")
 _VERSION = 1

@@ -25,7 +25,27 @@ class ScoringConfig(ServerConfig):
         secret=True,
     )
     key_prefix: str = option("frugalads:list:", "Prefix of cache keys; the eviction sidecar manages it.")
-    refresh_every: int = option(5, "A cached list is computed anew at every n-th hit.", low=1, high=1_000_000)
+    refresh_policy: str = option(
+        "fixed",
+        "When a cached list is computed anew: never; at every refresh_every-th hit; by whether its query has"
+        " earned (two_level, adaptive); by its age (adaptive_ttl, xfetch).",
+        choices=("none", "fixed", "two_level", "adaptive", "adaptive_ttl", "xfetch"),
+    )
+    refresh_every: int = option(
+        5, "With policy fixed, a cached list is computed anew at every n-th hit.", low=1, high=1_000_000
+    )
+    refresh_ttl_ms: int = option(
+        600_000,
+        "Age at which a list is computed anew with policy xfetch; with adaptive_ttl the least such age.",
+        low=1,
+        high=86_400_000,
+    )
+    cache_key: str = option(
+        "phrase",
+        "What a list is cached by: the query; the query and the user's location, gender and age where it has"
+        " earned (selective), or always (all). Only for scorers that look at the user.",
+        choices=("phrase", "selective", "all"),
+    )
     candidates: int = option(48, "Ads asked from retrieval for a list.", low=1, high=1000)
     list_capacity: int = option(
         64, "Ads that a cached list holds after merging; candidates or more.", low=1, high=4096

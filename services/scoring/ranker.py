@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from frugalads.scoring.v1 import scoring_pb2
 from services.core.ads_list import AdsList, Versions, merge
-from services.core.refresh import RefreshPolicy
+from services.core.refresh.policy import RefreshPolicy, similarity
 from services.core.single_flight import SHARES, CoolDowns, SingleFlight, TooManyComputations
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import ResourceExhausted, ServiceError, Unavailable
@@ -132,7 +132,10 @@ class Ranker:
         )
 
     async def find(self, key_text: str, fingerprint: bytes, deadline: Deadline) -> Found:
-        """The list of a query. Raises ServiceError when there is none and none can be computed."""
+        """The list of a query, cached under a fingerprint.
+
+        Raises ServiceError when there is none and none can be computed.
+        """
         began_s = time.monotonic()
         try:
             cached = await self._cache.get(fingerprint)
@@ -148,7 +151,7 @@ class Ranker:
         if cached is None:
             computed = await self._compute_shared(key_text, fingerprint, None, began_s, deadline)
             return _found(computed, MISS, (), cache_us)
-        decision = self._policy.on_hit(fingerprint, cached)
+        decision = self._policy.on_hit(fingerprint, cached, self._wall_ms())
         loss_usd = decision.predicted_loss_usd
         if not decision.refresh or self._flights.is_running(fingerprint):
             self._decisions.labels("running" if decision.refresh else "reuse").inc()
@@ -229,16 +232,18 @@ class Ranker:
             scored.retrieval_degraded,
         )
         entry = merge(cached, fresh, self._list_capacity)
+        likeness = None if cached is None else similarity(cached.ad_ids, fresh.ad_ids)
         self.newest_versions = entry.versions
-        writing = asyncio.create_task(self._write(fingerprint, entry, cost_us))
+        writing = asyncio.create_task(self._write(fingerprint, entry, likeness))
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
         if waits_for_write:
             await writing
         return _Computed(entry, scored.embed_us, scored.retrieve_us, scored.score_us)
 
-    async def _write(self, fingerprint: bytes, entry: AdsList, cost_us: int) -> None:
-        priority = self._reporter.priority(cost_us)
+    async def _write(self, fingerprint: bytes, entry: AdsList, likeness: float | None) -> None:
+        """Write a list; `likeness` is its similarity to the one it replaces, None where it replaces none."""
+        priority = self._reporter.priority(entry.cost_us)
         try:
             written = await self._cache.put(fingerprint, entry, priority.expire_at_ms)
         except CacheUnavailable:
@@ -248,8 +253,8 @@ class Ranker:
             outcome = "overtaken" if written is None else "new" if written.is_new else "replaced"
             self._writes.labels(outcome).inc()
         if written is not None:
-            self._policy.on_write(fingerprint, entry)
-            self._reporter.written(written, cost_us, priority)
+            self._policy.on_write(fingerprint, entry, likeness)
+            self._reporter.written(written, entry.cost_us, priority)
 
 
 def _found(

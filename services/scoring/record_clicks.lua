@@ -1,16 +1,19 @@
 -- Charges the clicks of one call: all of them or, when the script cannot run, none.
 --
--- KEYS[1] spend of the day, hash advertiser -> micro-dollars   KEYS[2] change stream   KEYS[3] meta
--- then three a click: KEYS[3i+1] record of the click id   KEYS[3i+2] record of the shown ad   KEYS[3i+3] revenue history
+-- KEYS[1] spend of the day, hash advertiser -> micro-dollars   KEYS[2] change stream   KEYS[3] meta   KEYS[4] earning queries
+-- then three a click: KEYS[3i+2] record of the click id   KEYS[3i+3] record of the shown ad   KEYS[3i+4] revenue history
 -- ARGV[1] epoch to found   ARGV[2] length of the stream   ARGV[3] seconds a record lives   ARGV[4] seconds a day's spend lives
 -- ARGV[5] seconds a revenue history lives   ARGV[6] day   ARGV[7] now, Unix milliseconds
--- then two a click: advertiser, price in micro-dollars
+-- then three a click: advertiser, price in micro-dollars, name of the query
 -- Returns one number a click: 1 charged now, 0 charged before (this click id, or this shown ad).
 redis.call('HSETNX', KEYS[3], 'epoch', ARGV[1])
 local outcomes, totals, charged = {}, {}, {}
-for click = 1, (#KEYS - 3) / 3 do
-  local id, shown, revenue = KEYS[3 * click + 1], KEYS[3 * click + 2], KEYS[3 * click + 3]
-  local advertiser, price = ARGV[2 * click + 6], ARGV[2 * click + 7]
+local function change(...)
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'n', redis.call('HINCRBY', KEYS[3], 'sequence', 1), ...)
+end
+for click = 1, (#KEYS - 4) / 3 do
+  local id, shown, revenue = KEYS[3 * click + 2], KEYS[3 * click + 3], KEYS[3 * click + 4]
+  local advertiser, price, query = ARGV[3 * click + 5], ARGV[3 * click + 6], ARGV[3 * click + 7]
   if redis.call('EXISTS', id, shown) > 0 then
     outcomes[click] = 0
   else
@@ -20,6 +23,9 @@ for click = 1, (#KEYS - 3) / 3 do
     redis.call('HINCRBY', revenue, 'revenue_micros', price)
     redis.call('HSET', revenue, 'last_click_ms', ARGV[7])
     redis.call('EXPIRE', revenue, ARGV[5])
+    if redis.call('ZADD', KEYS[4], ARGV[7], query) == 1 then
+      change('op', 'earning', 'id', query)
+    end
     if totals[advertiser] == nil then
       charged[#charged + 1] = advertiser
     end
@@ -28,12 +34,11 @@ for click = 1, (#KEYS - 3) / 3 do
   end
 end
 for _, advertiser in ipairs(charged) do
-  local sequence = redis.call('HINCRBY', KEYS[3], 'sequence', 1)
   -- '%.0f' because Lua would print large totals in scientific notation.
-  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'n', sequence, 'op', 'spend', 'id', advertiser,
-    'day', ARGV[6], 'micros', string.format('%.0f', totals[advertiser]))
+  change('op', 'spend', 'id', advertiser, 'day', ARGV[6], 'micros', string.format('%.0f', totals[advertiser]))
 end
 if #charged > 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[4])
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('(%.0f', ARGV[7] - 1000 * ARGV[5]))
 end
 return outcomes

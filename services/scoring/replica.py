@@ -1,4 +1,4 @@
-"""The in-process copy of live ads that every auction reads.
+"""The in-process copy of live ads that every auction reads, and of the queries that have earned.
 
 It is loaded in full once, then follows the change stream by a poll every 100 ms, so that a new bid, a pause
 or an exhausted budget shows well within a second in every scoring process. When the stream does not continue
@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 import structlog
 
@@ -45,12 +45,16 @@ def to_micros(usd: float) -> int:
 
 
 class Copy:
-    """Live ads and accounts of one load. `latest_day` is the last day that can have begun on any clock."""
+    """Live ads, accounts and earning queries of one load.
+
+    `latest_day` is the last day that can have begun on any clock.
+    """
 
     def __init__(self, day: str) -> None:
         self.day = self.latest_day = day
         self.ads: dict[int, LiveAd] = {}
         self.accounts: dict[str, Account] = {}
+        self.earning: set[bytes] = set()
 
     def put_ad(self, ad_id: int, stored: StoredAd) -> None:
         """Add or replace an ad."""
@@ -99,6 +103,8 @@ class Copy:
         op, name = change[b"op"], change[b"id"]
         if op == b"spend":
             self.put_spend(name.decode(), change[b"day"].decode(), int(change[b"micros"]))
+        elif op == b"earning":
+            self.earning.add(name)
         elif op == b"advertiser":
             self.put_advertiser(change[b"message"])
         elif op == b"delete":
@@ -145,6 +151,14 @@ class Replica:
         return self._copy.ads
 
     @property
+    def earning(self) -> Set[bytes]:
+        """Queries that have earned, by the phrase part of their fingerprint.
+
+        One that earned within 30 days of the last full load, or since; a load forgets the others.
+        """
+        return self._copy.earning
+
+    @property
     def age_ms(self) -> int:
         """Milliseconds since the copy was last known to be current."""
         return int(min(time.monotonic() - self._current_at_s, 1e9) * 1000)
@@ -183,6 +197,8 @@ class Replica:
             copy.put_advertiser(message)
         async for advertiser, micros in self._state.spend(copy.day):
             copy.put_spend(advertiser, copy.day, micros)
+        async for query in self._state.earning():
+            copy.earning.add(query)
         async for batch in self._state.ads():
             for ad_id, stored in batch:
                 copy.put_ad(ad_id, stored)

@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 
 from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
 from services.core.auction import Placement, run_auction
+from services.core.personalisation import is_personal, personal, phrase_of
 from services.core.query import fingerprint
-from services.core.refresh import FixedRefresh
 from services.runtime.channels import open_channel
 from services.runtime.deadlines import Deadline
 from services.runtime.errors import ConfigError
@@ -28,6 +28,7 @@ from services.scoring import click_token, probes, validation
 from services.scoring.cache import RedisCache
 from services.scoring.config import ScoringConfig, check
 from services.scoring.observer import AnswerMetrics
+from services.scoring.policies import refresh_policy, warm_up
 from services.scoring.ranker import Found, Ranker
 from services.scoring.replica import Replica, to_micros
 from services.scoring.reporter import Reporter
@@ -68,7 +69,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         self._state = State(client, max_writes=max(1, config.max_concurrent // 2))
         self._replica = Replica(self._state, runtime.metrics, runtime.log)
         self._reporter = Reporter(self._eviction, runtime.metrics, runtime.log)
-        self._policy = FixedRefresh(config.refresh_every)
+        self._policy = refresh_policy(config, self._earns)
+        warm_up(refresh_policy(config, self._earns))
         self._health = runtime.health
         # Answers go on from the replica without the state, and without the cache; see the module `ranker`.
         cache, state = self._health.dependency("cache", False), self._health.dependency("state", False)
@@ -137,8 +139,10 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         began = time.perf_counter_ns()
         key_text = validation.key_text(request, self._config.max_query_chars, self._config.max_slots)
         viewer = validation.viewer(request)
-        name = fingerprint(key_text)
-        found = await self._ranker.find(key_text, name, Deadline.of(context))
+        key = fingerprint(key_text)
+        if is_personal(self._config.cache_key, self._earns(key)):
+            key = personal(key, viewer.location, viewer.gender, viewer.age_band)
+        found = await self._ranker.find(key_text, key, Deadline.of(context))
         auction_at = time.perf_counter_ns()
         entry = found.entry
         drops: defaultdict[str, int] = defaultdict(int)
@@ -153,7 +157,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         )
         now_ms = time.time_ns() // 1_000_000
         answer_id = os.urandom(16)
-        head = name[: click_token.FINGERPRINT_HEAD_BYTES]
+        head = phrase_of(key)
         versions = entry.versions
         response = scoring_pb2.RankAdsResponse(
             ads=[self._ranked(placement, answer_id, head, now_ms) for placement in placements],
@@ -229,6 +233,10 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
                 max_concurrent=config.max_concurrent,
             ),
         )
+
+    def _earns(self, key: bytes) -> bool:
+        """Whether the query of a cache key has earned."""
+        return phrase_of(key) in self._replica.earning
 
     def _ranked(
         self, placement: Placement, answer_id: bytes, head: bytes, now_ms: int

@@ -10,6 +10,7 @@ Keys, all under `frugalads:state:`
     click:<id>     string  this click id was charged          } 48 h, twice what a token is valid,
     shown:<id>     string  this ad of this answer was charged } so no token outlives its record
     revenue:<head> hash    clicks, revenue_micros, last_click_ms of a query by its fingerprint; 30 days
+    earning        zset    those queries -> last_click_ms, so that all can be read at once
     changes        stream  every change with its new values, numbered without gaps; the newest 20,000
     meta           hash    epoch, drawn when the state is founded; sequence, the number of the last change
 
@@ -38,7 +39,7 @@ from services.scoring.click_token import MAX_AGE_MS, Shown
 
 _PREFIX = "frugalads:state:"
 ADS, BIDS, PAUSED, ADVERTISERS = (_PREFIX + name for name in ("ads", "bids", "paused", "advertisers"))
-CHANGES, META = _PREFIX + "changes", _PREFIX + "meta"
+CHANGES, META, EARNING = (_PREFIX + name for name in ("changes", "meta", "earning"))
 
 _RECORD_S = 2 * MAX_AGE_MS // 1000
 _SPEND_S = 3 * 24 * 3600
@@ -102,13 +103,13 @@ class State:
     async def record_clicks(self, clicks: Sequence[tuple[str, Shown]], now_ms: int) -> list[bool]:
         """Charge clicks (click id, what was shown); true where charged now, false where before."""
         day = utc_day(now_ms)
-        keys = [f"{_PREFIX}spend:{day}", CHANGES, META]
+        keys = [f"{_PREFIX}spend:{day}", CHANGES, META, EARNING]
         args: list[Any] = [self._epoch, _STREAM_LENGTH, _RECORD_S, _SPEND_S, _REVENUE_S, day, now_ms]
         for click_id, shown in clicks:
             keys.append(f"{_PREFIX}click:{click_id}")
             keys.append(f"{_PREFIX}shown:{shown.answer_id.hex()}:{shown.ad_id}")
             keys.append(f"{_PREFIX}revenue:{shown.fingerprint_head.hex()}")
-            args += [shown.advertiser, shown.price_micros]
+            args += [shown.advertiser, shown.price_micros, shown.fingerprint_head]
         with self._writing():
             outcomes = await self._record_clicks(keys=keys, args=args)
         return [outcome == 1 for outcome in outcomes]
@@ -200,6 +201,17 @@ class State:
         """Advertisers and what they were charged on a UTC day, micro-dollars."""
         async for name, micros in self._scan(f"{_PREFIX}spend:{day}"):
             yield name.decode(), int(micros)
+
+    async def earning(self) -> AsyncIterator[bytes]:
+        """Every query that earned in the last 30 days, by the phrase part of its fingerprint."""
+        cursor = 0
+        while True:
+            with _answering():
+                cursor, found = await self._client.zscan(EARNING, cursor, count=_SCAN)
+            for head, _ in found:
+                yield head
+            if cursor == 0:
+                return
 
     async def _scan(self, key: str) -> AsyncIterator[tuple[bytes, bytes]]:
         cursor = 0

@@ -1,0 +1,131 @@
+"""How noisy the scores of a phrase are, so that its lists change as figure 6 of SoCC'17 says.
+
+Of a phrase's list a share `retained` (`Traits`) is to survive from one request to the next. The list is the
+top q of the pool by score, and an ad is in the top q twice with probability P(Z2 > z | Z1 > z), P(Z > z) = q,
+where the two scores have correlation rho: so rho follows from the share. What two requests in a row have in
+common is the fit, age (they are close in time), and now and then the user or the algorithm; the rest of the
+variance is drawn anew, and the noise share v of the score is what makes rho come out.
+
+Two dependences on `retained`, both modelled: age has the share min(1, c x retained) of a phrase's noise
+(lists that change at once have no room for ageing, those that mostly stay have), with c such that `age_share`
+of all noise is age; and where less than 10 % survives the lists change for every request, whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from loadtest.request_log.generator.phrases import LONGEST, Traits
+from loadtest.request_log.generator.profiles import Profile
+
+USUAL_LIST = 11
+GREATEST_SHARE = 0.9  # of the pool that a list takes
+CHURNING = 0.1
+SAME_USER, SAME_ALGORITHM = 0.2, 0.44  # how often two requests of a phrase in a row share theirs
+Z_LIMIT, Z_STEPS = 6.0, 1201  # of the table of relevance
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(100)
+RHO_GRID, TRUE_GRID = np.linspace(0.0, 1.0, 101), np.linspace(0.0, 1.0, 21)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Arrays over phrases: weights of the standard normal terms of a score; their squares sum to 1."""
+
+    fit: Floats
+    user: Floats
+    age: Floats
+    algorithm: Floats
+    request: Floats
+    relevance: Floats  # mean relevance of listed ads, over that of all candidates
+
+
+class NoiseMaker:
+    """Makes `Noise`.
+
+    `relevance`: quantiles of the relevance over its mean, at standard normal scores -6, -5.99, ..., 6.
+    """
+
+    def __init__(self, profile: Profile, pool_ads: int) -> None:
+        self._profile = profile
+        law = stats.beta(profile.relevance_a, profile.relevance_b)
+        z = np.linspace(-Z_LIMIT, Z_LIMIT, Z_STEPS)
+        self.relevance = np.asarray(law.ppf(stats.norm.cdf(z)) / law.mean())
+        top = [min(length / pool_ads, GREATEST_SHARE) for length in range(1, LONGEST + 1)]
+        self._kept = [_kept(q) for q in top]
+        self._gains = [_gains(q, self.relevance) for q in top]
+        self._age_factor = self._fitted_age_factor()
+
+    def noise(self, traits: Traits) -> Noise:
+        """How noisy the scores of phrases are."""
+        profile = self._profile
+        user = np.where(traits.personal, 1.0, profile.context_share)
+        user = user * np.minimum(traits.retained / CHURNING, 1.0)
+        algorithm = (1.0 - user) * profile.algorithm_share
+        of_age = np.minimum(self._age_factor * traits.retained, 1.0)
+        share = np.empty(len(traits.id))
+        gain = np.empty(len(traits.id))
+        for length in np.unique(traits.list_ads).tolist():
+            of = traits.list_ads == length
+            rho = np.interp(traits.retained[of], self._kept[length - 1], RHO_GRID)
+            share[of] = _share(rho, of_age[of], user[of], algorithm[of])
+            true = 1.0 - share[of] * (1.0 - of_age[of]) * (1.0 - user[of])
+            gain[of] = np.interp(true, TRUE_GRID, self._gains[length - 1])
+        immediate = share * (1.0 - of_age)
+        return Noise(
+            fit=np.sqrt(1.0 - share),
+            user=np.sqrt(immediate * user),
+            age=np.sqrt(share * of_age),
+            algorithm=np.sqrt(immediate * algorithm),
+            request=np.sqrt(immediate * np.maximum(1.0 - user - algorithm, 0.0)),
+            relevance=gain,
+        )
+
+    def _fitted_age_factor(self) -> float:
+        """c of the essay, for lists of the usual length."""
+        profile = self._profile
+        retained = stats.beta.ppf((np.arange(500) + 0.5) / 500, profile.retained_a, profile.retained_b)
+        rho = np.interp(retained, self._kept[USUAL_LIST - 1], RHO_GRID)
+        user = profile.context_share * np.minimum(retained / CHURNING, 1.0)
+        low, high = 0.0, 1e6
+        for _ in range(60):
+            middle = (low + high) / 2.0
+            of_age = np.minimum(middle * retained, 1.0)
+            share = _share(rho, of_age, user, (1.0 - user) * profile.algorithm_share)
+            below = (share * of_age).sum() < profile.age_share * share.sum()
+            low, high = (middle, high) if below else (low, middle)
+        return low
+
+
+def _share(rho: Floats, of_age: Floats, user: Floats, algorithm: Floats) -> Floats:
+    """The noise share of a score at which two requests in a row have scores with correlation rho."""
+    anew = (1.0 - of_age) * (1.0 - user * SAME_USER - algorithm * SAME_ALGORITHM)
+    return np.minimum((1.0 - rho) / np.maximum(anew, 1e-9), 1.0)
+
+
+def _kept(q: float) -> Floats:
+    """P(Z2 > z | Z1 > z) with P(Z > z) = q, at correlations 0, .01, ..., 1."""
+    rho = RHO_GRID[:-1, None]
+    cut = stats.norm.isf(q)
+    half = (8.0 - cut) / 2.0
+    z = cut + (_NODES + 1.0) * half
+    again = stats.norm.sf((cut - rho * z) / np.sqrt(1.0 - rho**2))
+    kept = (_WEIGHTS * stats.norm.pdf(z) * again).sum(axis=1) * half / q
+    return np.maximum.accumulate(np.concatenate([kept, [1.0]]))
+
+
+def _gains(q: float, relevance: Floats) -> Floats:
+    """Mean relevance of listed ads where a share s of the score's variance is appeal, for s in TRUE_GRID.
+
+    Appeal given a score z is N(s z, s (1 - s)).
+    """
+    z = stats.norm.isf((np.arange(50) + 0.5) / 50 * q)[:, None]
+    away = stats.norm.ppf((np.arange(20) + 0.5) / 20)
+    grid = np.linspace(-Z_LIMIT, Z_LIMIT, Z_STEPS)
+    appeal = (s * z + np.sqrt(s * (1.0 - s)) * away for s in TRUE_GRID)
+    return np.array([np.interp(values, grid, relevance).mean() for values in appeal])

@@ -1,0 +1,1 @@
+"""The policy simulator: a request log replayed against a cache of scored lists."""
