@@ -25,6 +25,22 @@ def register(subparsers: _Names) -> None:
         names, "trees", "boosted trees beside the libraries that train them, one thread", run_trees
     )
     trees.add_argument("--rounds", type=int, default=15, help="interleaved rounds (default 15)")
+    _add_eviction(_bench(names, "eviction", "eviction orders on one request stream", run_eviction))
+    speed = _bench(names, "eviction-speed", "time of an operation by number of keys", run_eviction_speed)
+    speed.add_argument(
+        "--keys", nargs="+", type=int, default=[10**4, 10**5, 10**6, 10**7], metavar="N", help="keys held"
+    )
+
+
+def _add_eviction(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", required=True, metavar="FILE|zipf", help=".xz of 64-bit keys, or modelled")
+    parser.add_argument("--costs", nargs="+", default=["w1"], metavar="C", help="w1 .. w5 or lognormal")
+    parser.add_argument("--sizes", default="unit", metavar="unit|meta", help="of entries (default unit)")
+    parser.add_argument(
+        "--correlation", default="none", metavar="none|positive|negative", help="of costs with popularity"
+    )
+    parser.add_argument("--entries", nargs="+", type=int, default=[], metavar="N", help="sizes of the cache")
+    parser.add_argument("--seeds", type=int, default=5, metavar="K", help="draws of costs (default 5)")
 
 
 def _bench(
@@ -49,3 +65,25 @@ def run_trees(arguments: argparse.Namespace) -> int:
     from loadtest.bench_trees import main
 
     return main(arguments.rounds, arguments.json)
+
+
+def run_eviction(arguments: argparse.Namespace) -> int:
+    """Runs the eviction bench and prints its tables."""
+    from loadtest.bench_eviction import Options, main
+
+    options = Options(
+        trace=arguments.trace,
+        costs=arguments.costs,
+        sizes=arguments.sizes,
+        correlation=arguments.correlation,
+        entries=arguments.entries,
+        seeds=arguments.seeds,
+    )
+    return main(options, arguments.json)
+
+
+def run_eviction_speed(arguments: argparse.Namespace) -> int:
+    """Runs the bench of operations on eviction orders and prints its table."""
+    from loadtest.bench_eviction_speed import main
+
+    return main(arguments.keys, arguments.json)

@@ -1,0 +1,1 @@
+"""Measurement of eviction orders: request streams, costs and sizes of entries, bounds, report."""
