@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,11 +21,16 @@ FLAVOURS = ("valkey", "redis")
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, and that the system gives to nobody's outgoing connection.
+
+    From the ephemeral range it would not stay free: whoever connects may get it while its server restarts,
+    even one who connects to that very port.
+    """
+    while True:
+        port = random.randrange(10_000, 20_000)  # stacks take theirs above
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0, what: str = "condition") -> None:

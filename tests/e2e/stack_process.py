@@ -39,7 +39,7 @@ class Stack:
 
     def __init__(self, data: Path, options: Sequence[str] = (), environ: Mapping[str, str] = PATIENT) -> None:
         self.data = data
-        self.ports = Ports(free_base(preferred=8400 + os.getpid() % 1000 * 50))
+        self.ports = Ports(free_base(preferred=20_000 + os.getpid() % 240 * 50))
         self.target = f"127.0.0.1:{self.ports.of('scoring')}"
         self.lines: list[str] = []
         self.process = subprocess.Popen(
