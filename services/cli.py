@@ -15,6 +15,7 @@ COMMANDS = (
     "log",
     "model",
     "index",
+    "train",
     "evict",
     "loadtest",
     "simulate",

@@ -30,6 +30,34 @@ def register(subparsers: _Names) -> None:
     speed.add_argument(
         "--keys", nargs="+", type=int, default=[10**4, 10**5, 10**6, 10**7], metavar="N", help="keys held"
     )
+    _add_retrieval(_bench(names, "retrieval", "stop rules beside stock FAISS at equal recall", run_retrieval))
+
+
+def _add_retrieval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--vectors", default="glove50-norm", metavar="glove50|glove50-norm|FILE.npy", help="what to search"
+    )
+    parser.add_argument("--index", default="ivf", choices=("ivf", "ivfpq"), help="default %(default)s")
+    parser.add_argument("--k", type=_integers, default=[1, 10], metavar="K,K", help="default 1,10")
+    parser.add_argument(
+        "--targets", type=_shares, default=[0.9, 0.95, 0.99], metavar="R,R", help="default .90,.95,.99"
+    )
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="splits and indexes (default 3)")
+    parser.add_argument("--batch", type=int, default=1, metavar="B", help="queries a timed call (default 1)")
+
+
+def _integers(text: str) -> list[int]:
+    values = [int(part) for part in text.split(",")]
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 or more")
+    return values
+
+
+def _shares(text: str) -> list[float]:
+    values = [float(part) for part in text.split(",")]
+    if not all(0 < value < 1 for value in values):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be between 0 and 1")
+    return values
 
 
 def _add_eviction(parser: argparse.ArgumentParser) -> None:
@@ -87,3 +115,18 @@ def run_eviction_speed(arguments: argparse.Namespace) -> int:
     from loadtest.bench_eviction_speed import main
 
     return main(arguments.keys, arguments.json)
+
+
+def run_retrieval(arguments: argparse.Namespace) -> int:
+    """Runs the retrieval bench and prints a table for each seed."""
+    from loadtest.retrieval_bench.main import Options, main
+
+    options = Options(
+        vectors=arguments.vectors,
+        index=arguments.index,
+        ks=arguments.k,
+        targets=arguments.targets,
+        seeds=arguments.seeds,
+        batch=arguments.batch,
+    )
+    return main(options, arguments.json)

@@ -38,6 +38,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="one query a line (.gz too); a sample of them calibrates the recall of each search budget",
     )
+    build.add_argument(
+        "--kind",
+        choices=("ivf_flat", "ivf_pq"),
+        default="ivf_flat",
+        help="ivf_pq compares short codes and re-ranks exactly: less to read, a ceiling on recall; "
+        "default %(default)s",
+    )
     build.add_argument("--seed", type=seed, default=1, metavar="S", help="default %(default)s")
     build.set_defaults(run=run)
 
@@ -52,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from services.catalogue.bundle import KIND as CATALOGUE
     from services.catalogue.bundle import MAX_BYTES, read_catalogue
     from services.retrieval.build import CALIBRATION_QUERIES, build_index
-    from services.retrieval.index import KIND
+    from services.retrieval.contents import KIND
     from services.runtime.bundles import check_replaceable, open_bundle
     from services.stack.work_folder import BUNDLES, require_bundle
 
@@ -89,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             progress,
             None if lines is None else encode(lines),
             catalogue=catalogue,
+            kind=args.kind,
         )
     print(describe(built, embedded_s))
     print(f"index: {args.out}")
@@ -116,6 +124,7 @@ def describe(built: Built, embedded_s: float) -> str:
         "noisy_ads": f"{table.queries:,} noisy copies of ads (better: your own, by --queries FILE)",
     }[table.source]
     rows = [
+        ("kind", f"{built.kind}, {built.code_bytes:,} bytes an ad"),
         ("ads", f"{built.ads:,}"),
         ("dimension", f"{built.dimension}"),
         ("lists", f"{built.lists:,}"),
@@ -127,6 +136,10 @@ def describe(built: Built, embedded_s: float) -> str:
     lines.append("")
     lines.append(f"{'mean recall':<12}" + "".join(f"{f'lists, k={k}':>16}" for k in SHOWN_K))
     for recall in SHOWN_RECALL:
-        lists = (table.for_mean_recall(k, recall).lists for k in SHOWN_K)
-        lines.append(f"{recall:<12.2f}" + "".join(f"{count:>16,}" for count in lists))
+        choices = (table.for_mean_recall(k, recall) for k in SHOWN_K)
+        shown = ("above ceiling" if choice is None else f"{choice.lists:,}" for choice in choices)
+        lines.append(f"{recall:<12.2f}" + "".join(f"{text:>16}" for text in shown))
+    if table.depth:
+        ceilings = (table.ceiling(k) for k in SHOWN_K)
+        lines.append(f"{'ceiling':<12}" + "".join(f"{ceiling:>16.4f}" for ceiling in ceilings))
     return "\n".join(lines)

@@ -12,6 +12,9 @@ class RetrievalConfig(ServerConfig):
     """Options of the retrieval service."""
 
     index: str = option(".frugalads/index", "Folder of the index bundle to serve.")
+    stop_model: str = option(
+        "", "Folder of the stop model bundle of the index; empty: recall targets get calibrated budgets."
+    )
     delta_dir: str = option(
         ".frugalads/run/delta",
         "Folder of the logs of live changes, one an index; each server needs its own, on a disk that lasts.",

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from frugalads.retrieval.v1 import retrieval_pb2 as pb
+from services.core.ivf.distances import flat_distances
 from services.retrieval.attributes import ABSENT, Columns, Condition, StringColumn
 from services.retrieval.index import Admitted, LoadedIndex
 from services.retrieval.journal import Journal
-from services.retrieval.kernels import inner_products
 from services.runtime.errors import ResourceExhausted, UserError
 
 _UPSERT, _DELETE = b"U", b"D"
@@ -73,8 +73,14 @@ class Snapshot:
         return self.index.admit(rows), np.flatnonzero(self.columns.admitted(conditions) & self.alive)
 
     def compare(self, query: Floats, rows: Ints) -> Floats:
-        """Inner products of one unit query [dimension] with these rows of the delta."""
-        return inner_products(query, self.vectors)[rows]
+        """Squared distances of one unit query [dimension] to these rows of the delta, float32.
+
+        By the function that compares vectors of the index: equal vectors have equal distances in both.
+        """
+        distances = np.empty(len(self.vectors), dtype=np.float32)
+        if rows.size:
+            flat_distances(query, self.vectors, distances)
+        return distances[rows]
 
 
 class Delta:
@@ -139,6 +145,11 @@ class Delta:
             self._drop(known)
             self.snapshot = self._published()
         return self.snapshot.sequence, len(known)
+
+    def serve(self, index: LoadedIndex) -> None:
+        """Goes on over the same index, loaded with another stop model."""
+        self._index = index
+        self.snapshot = self._published()
 
     def close(self) -> None:
         """Closes the log. Snapshots stay usable."""

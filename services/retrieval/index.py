@@ -1,28 +1,33 @@
-"""The immutable index: IVF-Flat by inner product over unit vectors, with ids, attributes and calibration.
+"""The immutable index: inverted lists of unit vectors, with ids, attributes, calibration and a stop model.
 
 Rows are stored in list order: list l holds rows start[l]..start[l+1]-1, in that order, and `ad_ids`, the
 attribute columns and filter bitmaps are indexed by row. So a bitmap yields the admitted ads of every list by
-one `reduceat`, and the work of a search is known from the lists it visits.
+one `reduceat`.
+
+Two views of the same lists are searched (`services.core.ivf`): `lists`, flat or quantized as the index is,
+and `exact_lists`, whose codes are the vectors themselves: what an exact search compares. Flat lists are both.
+A view holds addresses, so whoever holds a view holds the index.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from services.retrieval import attributes, kernels
-from services.retrieval.calibration import CALIBRATION_FILE, Calibration
-from services.retrieval.vectors import UNIT_TOLERANCE, VECTORS_FILE, read_vectors, stored_vectors
-from services.runtime.bundles import Bundle, open_bundle
+from services.core.ivf.distances import flat_distances
+from services.core.ivf.exhaustive import exhaustive
+from services.core.ivf.memory import Lists, lists_of
+from services.core.ivf.search import search
+from services.core.stopping.policy import fixed
+from services.retrieval.contents import Contents, Quantized
+from services.retrieval.cost import ScanCost
+from services.retrieval.stop_model import StopModel
+from services.retrieval.vectors import UNIT_TOLERANCE, VECTORS_FILE, centroids, codewords
 from services.runtime.errors import BundleError
-
-KIND = "index"
-INDEX_KIND = "ivf_flat"
-IDS_FILE = "ad_ids.npy"
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -41,27 +46,30 @@ class LoadedIndex:
     """A verified index in memory. Every method may run in many threads at once."""
 
     def __init__(
-        self,
-        ivf: Any,
-        ad_ids: Ints,
-        columns: attributes.Columns,
-        calibration: Calibration,
-        fingerprint: str,
-        encoder: str,
+        self, contents: Contents, stop_model: StopModel | None = None, stop_model_fault: str = ""
     ) -> None:
-        self._ivf = ivf
-        self.dimension: int = ivf.d
-        self.lists: int = ivf.nlist
-        self.size = len(ad_ids)
-        self.ad_ids = ad_ids
-        self.columns = columns
-        self.calibration = calibration
-        self.fingerprint = fingerprint
-        self.encoder = encoder
-        self.list_sizes = kernels.list_sizes(ivf)
+        """`stop_model_fault` says why the stop model that was asked for does not serve."""
+        self.contents = contents
+        self.stop_model = stop_model
+        self.stop_model_fault = stop_model_fault
+        self.model_fingerprint = stop_model.fingerprint if stop_model else ""
+        self.kind = contents.kind
+        self.dimension: int = contents.ivf.d
+        self.lists: int = contents.ivf.nlist
+        self.size = len(contents.ad_ids)
+        self.ad_ids = contents.ad_ids
+        self.columns = contents.columns
+        self.calibration = contents.calibration
+        self.fingerprint = contents.fingerprint
+        self.encoder = contents.encoder
+        self.view, self.exact_view = views_of(contents.ivf, contents.quantized)
+        self.list_sizes = self.view.sizes
+        self.exhaustive = contents.quantized is None  # a search over every list finds everything
+        self.cost = ScanCost(self.list_sizes)
+        self.exact_cost = ScanCost(self.list_sizes)
         self._starts = np.concatenate(([0], np.cumsum(self.list_sizes)[:-1]))
-        self._by_id = np.argsort(ad_ids, kind="stable")
-        self._sorted_ids = ad_ids[self._by_id]
+        self._by_id = np.argsort(self.ad_ids, kind="stable")
+        self._sorted_ids = self.ad_ids[self._by_id]
         self.everything = Admitted(None, self.list_sizes, self.size)
 
     def rows_of(self, ad_ids: Ints) -> Ints:
@@ -77,48 +85,49 @@ class LoadedIndex:
         per_list[filled] = np.add.reduceat(mask, self._starts[filled], dtype=np.int64)
         return Admitted(np.packbits(mask, bitorder="little"), per_list, int(per_list.sum()))
 
-    def rank(self, queries: Floats, width: int) -> Ints:
-        """The `width` nearest lists of each query [rows, dimension], nearest first."""
-        return kernels.rank_lists(self._ivf, queries, width)
-
-    def scan(self, queries: Floats, keys: Ints, k: int, admitted: Admitted) -> tuple[Floats, Ints]:
-        """Compares each query with the admitted ads of its lists.
-
-        Shapes and results as in `kernels.scan`; rows are rows of this index.
-        """
-        return kernels.scan(self._ivf, queries, keys, k, admitted.bitmap)
+    def rank(self, query: Floats) -> Ints:
+        """Every list from the nearest to `query` [d] on, as a search visits them: int64 [lists]."""
+        view = self.exact_view  # whose centroids are not rotated
+        distances = np.empty(self.lists, dtype=np.float32)
+        flat_distances(query, view.centroids, distances)
+        return np.argsort(distances, kind="stable")
 
     def warm(self) -> None:
-        """Touches every vector and proves that the index answers: the first row must find itself or a copy.
+        """Compiles the search, touches every vector and proves that the index answers.
 
-        Raises BundleError when it does not.
+        The first row must find itself or a copy; raises BundleError when it does not.
         """
-        query = next(vectors for vectors in stored_vectors(self._ivf) if len(vectors))[:1].copy()
-        keys = np.arange(self.lists, dtype=np.int64)[None, :]
-        similarities, found = self.scan(query, keys, 1, self.everything)
-        if found[0, 0] < 0 or not similarities[0, 0] >= 1 - UNIT_TOLERANCE:
-            raise BundleError(f"{VECTORS_FILE}: a search for its first vector does not find it")
+        query = np.ascontiguousarray(next(self.contents.blocks())[:1])
+        self.rank(query[0])
+        policy = fixed(self.lists, self.calibration.depth)
+        for measured in (False, True):
+            started = time.perf_counter_ns()
+            found = search(self.view, query, 1, policy)
+            between = time.perf_counter_ns()
+            distances, rows, _ = exhaustive(self.exact_view, query, 1)
+            if measured:
+                self.cost.add(between - started, self.size)
+                self.exact_cost.add(time.perf_counter_ns() - between, self.size)
+        for nearest, row in ((found.distances, found.rows), (distances, rows)):
+            if row[0, 0] < 0 or not 1 - nearest[0, 0] / 2 >= 1 - UNIT_TOLERANCE:
+                raise BundleError(f"{VECTORS_FILE}: a search for its first vector does not find it")
 
 
-def load_index(bundle: Bundle) -> LoadedIndex:
-    """Loads a verified bundle and checks that its parts fit; raises BundleError naming file and fault."""
-    ad_ids = attributes.parse_array(bundle.read(IDS_FILE), IDS_FILE, np.int64)
-    if not ad_ids.size or ad_ids.min() < 1 or np.unique(ad_ids).size != ad_ids.size:
-        raise BundleError(f"{IDS_FILE}: ids must be positive and distinct, and there must be some")
-    ivf = read_vectors(bundle.read(VECTORS_FILE), ad_ids.size)
-    columns = attributes.load(bundle.read, ad_ids.size)
-    document = attributes.parse_json(bundle.read(CALIBRATION_FILE), CALIBRATION_FILE)
-    calibration = Calibration.from_json(document, ivf.nlist)
-    encoder = bundle.meta.get("encoder")
-    if not isinstance(encoder, str) or not encoder:
-        raise BundleError("manifest: meta has no encoder fingerprint")
-    return LoadedIndex(ivf, ad_ids, columns, calibration, bundle.fingerprint, encoder)
-
-
-def try_load(folder: Path) -> None:
-    """Loads and warms the bundle in `folder`; what the throw-away process runs before the server does."""
-    kernels.use_one_thread()
-    # The parent has verified the size against its own limit; the files cannot grow without a new hash.
-    max_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    kernels.limit_loading(max_bytes)
-    load_index(open_bundle(folder, KIND, max_bytes=max_bytes)).warm()
+def views_of(ivf: Any, quantized: Quantized | None) -> tuple[Lists, Lists]:
+    """The lists as searches compare them, and as exact searches do."""
+    found = centroids(ivf)
+    if quantized is None:
+        view = lists_of(ivf.invlists, found)
+        return view, view
+    rotation, vectors = quantized.rotation, quantized.vectors
+    view = lists_of(ivf.invlists, found, books=codewords(ivf), rotation=rotation, vectors=vectors)
+    first = vectors.ctypes.data + 4 * ivf.d * np.concatenate(([0], np.cumsum(view.sizes)[:-1]))
+    nothing = np.empty((0, ivf.d), dtype=np.float32)
+    exact = view._replace(
+        codes=first.astype(np.int64),
+        centroids=np.ascontiguousarray(found @ rotation),
+        books=np.empty((0, 256, 1), dtype=np.float32),
+        rotation=nothing,
+        vectors=nothing,
+    )
+    return view, exact

@@ -16,7 +16,7 @@ from services.retrieval.attributes import Condition, Membership, Range
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.delta import Ad
 from services.retrieval.index import LoadedIndex
-from services.retrieval.search import Budget, Coverage, Exact, MeanRecall, Query, Target
+from services.retrieval.plan import Budget, Coverage, Exact, MeanRecall, Query, Target
 from services.runtime.errors import InvalidArgument
 
 MAX_ATTRIBUTE_CHARS = 1_024
@@ -89,13 +89,19 @@ def parse_delete(request: pb.DeleteRequest, config: RetrievalConfig) -> npt.NDAr
     return np.array(request.ad_ids, dtype=np.int64)
 
 
-def parse_path(request: pb.SwapIndexRequest) -> str:
-    """The folder of the index to serve; raises InvalidArgument."""
-    if "\0" in request.path or not 1 <= len(request.path) <= MAX_PATH_CHARS:
-        raise InvalidArgument(
-            "path", request.path, f"the folder of an index bundle, at most {MAX_PATH_CHARS} characters"
-        )
-    return request.path
+def parse_swap(request: pb.SwapIndexRequest) -> tuple[str, str]:
+    """The folders of the index and the stop model to serve, the second "" where none is named; raises
+    InvalidArgument."""
+    return _path("path", request.path, 1, "an index"), _path(
+        "stop_model", request.stop_model, 0, "a stop model"
+    )
+
+
+def _path(field: str, path: str, least: int, what: str) -> str:
+    if "\0" in path or not least <= len(path) <= MAX_PATH_CHARS:
+        limit = f"the folder of {what} bundle, at most {MAX_PATH_CHARS} characters"
+        raise InvalidArgument(field, path, limit)
+    return path
 
 
 def _within(field: str, value: int, low: int, high: int, what: str = "") -> int:

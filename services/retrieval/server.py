@@ -1,8 +1,8 @@
 """The gRPC layer of retrieval: checks requests, hands work to threads, builds answers.
 
-Searches run on a pool of `threads`, each single-threaded inside FAISS; changes run on one writer thread,
-which alone touches the delta and its log. A request takes one snapshot when it arrives and is checked and
-answered with it, whatever is upserted or swapped meanwhile.
+Searches run in micro-batches on a pool of `threads`; changes run on one writer thread, which alone touches
+the delta and its log. A request takes one snapshot when it arrives and is checked and answered with it,
+whatever is upserted or swapped meanwhile.
 """
 
 from __future__ import annotations
@@ -20,19 +20,37 @@ import grpc
 from frugalads.retrieval.v1 import retrieval_pb2 as pb
 from frugalads.retrieval.v1 import retrieval_pb2_grpc as rpc
 from services.retrieval import requests
+from services.retrieval.batching import Batcher
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.delta import Delta, Snapshot
-from services.retrieval.index import INDEX_KIND, KIND, LoadedIndex, load_index
+from services.retrieval.index import LoadedIndex
 from services.retrieval.kernels import limit_loading, use_one_thread
+from services.retrieval.loading import Loader
 from services.retrieval.observer import SearchMetrics
-from services.retrieval.search import Answer, Answers, Query, search
-from services.runtime.bundles import open_bundle, parse_in_child
+from services.retrieval.plan import Query
+from services.retrieval.search import (
+    BUDGET,
+    DEADLINE,
+    EXHAUSTED,
+    RULE,
+    Answer,
+    Answers,
+    Request,
+    search_all,
+)
 from services.runtime.deadlines import Deadline
-from services.runtime.errors import BundleError, FailedPrecondition, UserError
+from services.runtime.errors import FailedPrecondition, UserError
 from services.runtime.server import Runtime
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
+
+_STOPPED = {
+    EXHAUSTED: pb.STOP_REASON_EXHAUSTED,
+    BUDGET: pb.STOP_REASON_BUDGET,
+    RULE: pb.STOP_REASON_RULE,
+    DEADLINE: pb.STOP_REASON_DEADLINE,
+}
 
 
 class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceServicer):
@@ -43,6 +61,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
     def __init__(self, config: RetrievalConfig, runtime: Runtime[RetrievalConfig]) -> None:
         self._config = config
         self._log = runtime.log
+        self._load = Loader(config, runtime.log)
         threads = config.threads or max(1, (os.cpu_count() or 1) - 1)
         self._searchers = ThreadPoolExecutor(threads, "search", initializer=use_one_thread)
         self._writer = ThreadPoolExecutor(1, "delta", initializer=use_one_thread)
@@ -52,6 +71,15 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         self._delta: Delta | None = None
         metrics = runtime.metrics
         self._observer = SearchMetrics(metrics)
+        self._batcher = Batcher(
+            self._searchers,
+            threads,
+            lambda batch: search_all(batch, config.exact_below),
+            self._observer.batched,
+        )
+        self._model = metrics.gauge(
+            "stop_model_ready", "1 while a stop model serves recall targets, 0 while calibrated budgets do."
+        )
         self._ads = metrics.gauge("ads", "Ads that searches can return.")
         self._changes = metrics.gauge("delta_changes", "Changes held beside the index.")
         metrics.gauge("max_delta_changes", "Changes above this are refused.").set(config.max_delta)
@@ -70,7 +98,9 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
     async def start(self) -> None:
         """Loads the configured index and replays its delta; raises UserError when either cannot be used."""
         limit_loading(self._config.max_index_bytes)
-        index = await self._in(self._loader, lambda: self._load(Path(self._config.index), None))
+        index = await self._in(
+            self._loader, lambda: self._load.index(Path(self._config.index), self._config.stop_model, None)
+        )
         await self._in(self._writer, lambda: self._install(index))
 
     async def stop(self) -> None:
@@ -142,7 +172,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         ]
         return pb.GetInfoResponse(
             versions=_versions(snapshot),
-            index_kind=INDEX_KIND,
+            index_kind=index.kind,
             encoder=index.encoder,
             ads=snapshot.ads,
             dimension=index.dimension,
@@ -160,22 +190,29 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
                 max_message_bytes=config.max_message_bytes,
                 max_concurrent=config.max_concurrent,
             ),
+            stop_model_fault=index.stop_model_fault,
         )
 
     async def SwapIndex(self, request: pb.SwapIndexRequest, context: Context) -> pb.SwapIndexResponse:
         """Serves another index instead of the current one, which lives on until its last search ends.
 
+        Its stop model comes with it, as a part of it, so that no model ever serves another index.
         An index of another encoder is refused: queries are embedded by the inference service, and vectors of
         two encoders are not comparable, so such an answer would be silently wrong. Change the encoder by
         restarting both services with the new bundles.
         """
-        path = Path(requests.parse_path(request))
+        path, stop_model = requests.parse_swap(request)
         deadline = Deadline.of(context)
         async with self._swapping:
             deadline.check("loading the index")
             current = self._current().snapshot
             try:
-                index = await self._in(self._loader, lambda: self._load(path, current.index.encoder))
+                index = await self._in(
+                    self._loader,
+                    lambda: self._load.index(
+                        Path(path), stop_model or self._config.stop_model, current.index.encoder
+                    ),
+                )
                 deadline.check("swapping the index")
                 before, after = await self._in(self._writer, lambda: self._install(index))
             except (UserError, FailedPrecondition) as error:
@@ -200,53 +237,19 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     async def _search(self, snapshot: Snapshot, query: Query, deadline: Deadline) -> tuple[Answers, int]:
-        queued = time.perf_counter_ns()
-
-        def work() -> tuple[Answers, int]:
-            waited_us = _us_since(queued)
-            return search(snapshot, query, self._config.exact_below, deadline), waited_us
-
-        answers, queue_us = await self._in(self._searchers, work)
+        answers, queue_us = await self._batcher.search(Request(snapshot, query, deadline))
         self._observer.searched(answers, queue_us)
         return answers, queue_us
-
-    def _load(self, folder: Path, encoder: str | None) -> LoadedIndex:
-        """Verifies, tries in a child, loads and warms a bundle; `encoder` is the one it must be of."""
-        try:
-            return self._read(folder, encoder)
-        except OSError as error:
-            raise BundleError(f"{folder}: cannot be read: {error.strerror or error}") from error
-
-    def _read(self, folder: Path, encoder: str | None) -> LoadedIndex:
-        bundle = open_bundle(folder, KIND, max_bytes=self._config.max_index_bytes)
-        if encoder is not None and bundle.meta.get("encoder") != encoder:
-            raise FailedPrecondition(
-                "ENCODER_MISMATCH",
-                f"{folder} holds vectors of encoder {bundle.meta.get('encoder')}, not of {encoder}",
-                subject=str(folder),
-                remedy="restart retrieval and inference together to change the encoder",
-                encoder=encoder,
-            )
-        started = time.monotonic()
-        parse_in_child("services.retrieval.index:try_load", folder, self._config.load_timeout_ms / 1000)
-        index = load_index(bundle)
-        index.warm()
-        self._log.info(
-            "index_loaded",
-            path=str(folder),
-            fingerprint=index.fingerprint,
-            ads=index.size,
-            lists=index.lists,
-            calibrated_on=index.calibration.source,
-            load_ms=round((time.monotonic() - started) * 1000),
-        )
-        return index
 
     def _install(self, index: LoadedIndex) -> tuple[Snapshot | None, Snapshot]:
         """Opens the delta of an index and serves both; on the writer thread, so no change is under way."""
         old = self._delta
         if old is not None and old.snapshot.index.fingerprint == index.fingerprint:
-            return old.snapshot, old.snapshot
+            before = old.snapshot
+            if before.index.model_fingerprint != index.model_fingerprint:
+                old.serve(index)
+                self._measure(old.snapshot)
+            return before, old.snapshot
         folder = Path(self._config.delta_dir)
         new = Delta(index, folder, self._config.max_delta)
         if new.torn_bytes:
@@ -265,6 +268,7 @@ class RetrievalServer(rpc.RetrievalServiceServicer, rpc.RetrievalAdminServiceSer
     def _measure(self, snapshot: Snapshot) -> None:
         self._ads.set(snapshot.ads)
         self._changes.set(snapshot.changes)
+        self._model.set(snapshot.index.stop_model is not None)
 
 
 def build(config: RetrievalConfig, runtime: Runtime[RetrievalConfig]) -> RetrievalServer:
@@ -277,7 +281,19 @@ def _us_since(start_ns: int) -> int:
 
 
 def _versions(snapshot: Snapshot) -> pb.Versions:
-    return pb.Versions(index=snapshot.index.fingerprint, delta_sequence=snapshot.sequence)
+    index = snapshot.index
+    return pb.Versions(
+        index=index.fingerprint, model=index.model_fingerprint, delta_sequence=snapshot.sequence
+    )
+
+
+def _degraded(row: Answer) -> list[pb.DegradedReason.ValueType]:
+    reasons = []
+    if row.fixed_budget:
+        reasons.append(pb.DEGRADED_REASON_FIXED_BUDGET)
+    if row.stopped == DEADLINE:
+        reasons.append(pb.DEGRADED_REASON_DEADLINE)
+    return reasons
 
 
 def _response(
@@ -291,10 +307,11 @@ def _response(
             lists_planned=row.lists_planned,
             lists_visited=row.lists_visited,
             codes_scanned=row.codes_scanned,
+            model_calls=row.model_calls,
         ),
-        stop_reason=pb.STOP_REASON_EXHAUSTED if row.exhausted else pb.STOP_REASON_BUDGET,
-        predicted_recall=min(1.0, row.recall),
-        degraded_reasons=[pb.DEGRADED_REASON_FIXED_BUDGET] if row.fixed_budget else [],
+        stop_reason=_STOPPED[row.stopped],
+        predicted_recall=row.recall,
+        degraded_reasons=_degraded(row),
         versions=_versions(snapshot),
         timings=pb.Timings(
             queue_us=queue_us, filter_us=answers.filter_us, scan_us=answers.scan_us, total_us=total_us

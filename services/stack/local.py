@@ -63,9 +63,17 @@ class LocalStack:
         cache_url, state_url = self._url("cache", self.cache_url), self._url("state", self.state_url)
         delta = self.data / "delta"
         delta.mkdir(exist_ok=True)
+        stop_model = self.data / "models" / "termination"
         return [
             *redis_roles,
-            self._service("retrieval", {"index": self.data / "index", "delta_dir": delta}),
+            self._service(
+                "retrieval",
+                {
+                    "index": self.data / "index",
+                    "delta_dir": delta,
+                    "stop_model": stop_model if stop_model.exists() else "",
+                },
+            ),
             self._service("inference", {"model": self.data / "models" / "scorer"}),
             self._service("eviction", {"redis_url": cache_url}, after=after["cache"]),
             self._service(

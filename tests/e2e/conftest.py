@@ -49,8 +49,7 @@ def work_folder(prepared: Path, tmp_path: Path) -> Path:
 def stack(
     request: pytest.FixtureRequest, prepared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """One running stack for the tests of a module; drills get the timeouts of a user."""
+    """One running stack for the tests of a module, which may set other options by `ENVIRON`."""
     data = Path(shutil.copytree(prepared, tmp_path_factory.mktemp("stack") / "data"))
-    environ = {} if request.node.get_closest_marker("drill") else PATIENT
-    with running_stack(data, environ=environ) as running:
+    with running_stack(data, environ=getattr(request.module, "ENVIRON", PATIENT)) as running:
         yield running

@@ -148,13 +148,17 @@ class Load:
         return seen
 
     def check_seen(
-        self, began_s: float, kind: str, *allowed: str, strays: tuple[str, ...] = ("CACHE_UNAVAILABLE",)
+        self,
+        began_s: float,
+        kind: str,
+        *allowed: str,
+        strays: tuple[str, ...] = ("CACHE_UNAVAILABLE", "STALE_ADS"),
     ) -> Counter[str]:
         """Clients saw nothing but `allowed`; returns what they saw.
 
         One answer in fifty may stray, and as many more as the machine itself held processes up: one whose
-        cores are all busy keeps the cache from answering in its 15 ms, and that query is computed. Clicks
-        never stray.
+        cores are all busy keeps the cache from answering in its 15 ms, and that query is computed, or the
+        copy of live ads from being renewed each second. Clicks never stray.
         """
         seen = self.seen(began_s, kind)
         others = {name: count for name, count in seen.items() if name not in allowed}

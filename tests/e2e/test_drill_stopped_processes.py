@@ -35,6 +35,7 @@ from frugalads.scoring.v1 import scoring_pb2
 
 pytestmark = pytest.mark.drill
 
+ENVIRON: dict[str, str] = {}  # a user's timeouts: how long an answer waits for a silent cache is measured
 NOTICED_S = 5.0
 COMPUTATION_S = 2.0  # the longest computation of a list, after which its callers get their error
 

@@ -19,7 +19,8 @@ from retrieval.small_world import NEVER, World, load_folder, make_world, query
 from services.retrieval.attributes import Membership, Range
 from services.retrieval.delta import Delta, Snapshot
 from services.retrieval.kernels import faiss, use_one_thread
-from services.retrieval.search import Answer, Budget, Exact, search
+from services.retrieval.plan import Budget, Exact
+from services.retrieval.search import Answer, search
 
 FILTERS = [
     (),

@@ -21,7 +21,8 @@ from grpc import StatusCode
 from retrieval.small_world import Served, World, exact, make_world, on_server
 
 from frugalads.retrieval.v1 import retrieval_pb2 as pb
-from services.retrieval.index import KIND
+from services.retrieval.calibration import CALIBRATION_FILE
+from services.retrieval.contents import KIND, hashes_of, seal
 from services.runtime.bundles import open_bundle, write_bundle
 from services.runtime.errors import BundleError
 
@@ -54,13 +55,17 @@ def mutated(data: bytes, number: int) -> bytes:
 
 
 def rebundled(folder: Path, out: Path, name: str, data: bytes) -> Path:
-    """The bundle with one file replaced and a manifest that fits."""
+    """The bundle with one file replaced before it was measured and sealed, so that its parser meets it."""
     meta = json.loads((folder / "manifest.json").read_text())["meta"]
     with write_bundle(out, KIND, meta) as staging:
         for path in folder.iterdir():
             if path.name != "manifest.json":
                 shutil.copy(path, staging)
         (staging / name).write_bytes(data)
+        if name != CALIBRATION_FILE:
+            document = json.loads((folder / CALIBRATION_FILE).read_text())
+            del document["measured_on"], document["digest"]
+            (staging / CALIBRATION_FILE).write_bytes(seal(document, hashes_of(staging)))
     return out
 
 
@@ -93,7 +98,7 @@ def test_hostile_files_with_a_fitting_manifest_fail_cleanly_or_load_sound(
     program = """
 import os, resource, signal, sys
 from pathlib import Path
-from services.retrieval.index import try_load
+from services.retrieval.contents import try_load
 from services.runtime.errors import BundleError
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 for folder in sorted(Path(sys.argv[1]).iterdir()):

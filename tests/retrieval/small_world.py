@@ -18,8 +18,9 @@ from frugalads.retrieval.v1 import retrieval_pb2_grpc as rpc
 from services.retrieval.attributes import Columns, Condition, encode
 from services.retrieval.build import build_index
 from services.retrieval.config import RetrievalConfig
-from services.retrieval.index import KIND, LoadedIndex, load_index
-from services.retrieval.search import Query, Target
+from services.retrieval.contents import KIND, check_seal, read_contents
+from services.retrieval.index import LoadedIndex
+from services.retrieval.plan import Query, Target
 from services.retrieval.server import RetrievalServer, build
 from services.runtime.bundles import open_bundle
 from services.runtime.config import load
@@ -42,7 +43,7 @@ class World:
     queries: np.ndarray
     encoder: str = "encoder-1"
 
-    def build(self, out: Path, seed: int = 1) -> Path:
+    def build(self, out: Path, seed: int = 1, kind: str = "ivf_flat") -> Path:
         build_index(
             self.vectors,
             self.ad_ids,
@@ -53,6 +54,7 @@ class World:
             seed,
             lambda *_: None,
             self.queries,
+            kind=kind,
         )
         return out
 
@@ -95,7 +97,8 @@ def make_world(n: int = 2000, d: int = 16, seed: int = 0, copies: int = 20) -> W
 
 
 def load_folder(folder: Path) -> LoadedIndex:
-    return load_index(open_bundle(folder, KIND, max_bytes=MAX_BYTES))
+    bundle = open_bundle(folder, KIND, max_bytes=MAX_BYTES)
+    return LoadedIndex(read_contents(bundle, check_seal(bundle)))
 
 
 def query(vectors: np.ndarray, k: int, target: Target, conditions: Sequence[Condition] = ()) -> Query:
@@ -110,6 +113,7 @@ class Served:
     api: rpc.RetrievalServiceStub
     admin: rpc.RetrievalAdminServiceStub
     port: int
+    metrics_port: int
 
 
 @asynccontextmanager
@@ -128,6 +132,7 @@ async def served(index: Path, delta_dir: Path, **options: object) -> AsyncIterat
             rpc.RetrievalServiceStub(channel),
             rpc.RetrievalAdminServiceStub(admin),
             running.port,
+            running.metrics_port,
         )
 
 

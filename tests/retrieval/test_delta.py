@@ -15,7 +15,8 @@ from retrieval.small_world import NEVER, World, load_folder, make_world, query, 
 from services.retrieval.attributes import Membership, Range
 from services.retrieval.delta import Ad, Delta
 from services.retrieval.index import LoadedIndex
-from services.retrieval.search import Budget, Exact, search
+from services.retrieval.plan import Budget, Exact
+from services.retrieval.search import EXHAUSTED, search
 from services.runtime.errors import ResourceExhausted, UserError
 
 MAX_CHANGES = 40
@@ -117,7 +118,7 @@ class DeltaMachine(RuleBasedStateMachine):
                 assert len(answer.ad_ids) == min(7, len(model))
                 for ad_id, similarity in zip(answer.ad_ids.tolist(), answer.similarities, strict=True):
                     assert similarity == pytest.approx(float(model[ad_id] @ vector), abs=1e-5)
-                if answer.exhausted:
+                if answer.stopped == EXHAUSTED:
                     floor = float(model[exact[: len(answer.ad_ids)][-1]] @ vector) if model else 0
                     assert (answer.similarities >= floor - 1e-5).all()
 

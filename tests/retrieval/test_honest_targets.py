@@ -16,7 +16,8 @@ from services.catalogue.bundle import read_catalogue
 from services.catalogue.importing import import_catalogue
 from services.retrieval.build import build_index
 from services.retrieval.delta import Delta
-from services.retrieval.search import Exact, MeanRecall, search
+from services.retrieval.plan import Exact, MeanRecall
+from services.retrieval.search import search
 
 K = 10
 

@@ -19,7 +19,8 @@ import models.scorer.bundle
 from services.catalogue.importing import import_catalogue
 from services.commands.index import register, sample_lines
 from services.retrieval.delta import Delta
-from services.retrieval.search import Exact, search
+from services.retrieval.plan import Exact
+from services.retrieval.search import search
 from services.runtime.bundles import MANIFEST
 from services.runtime.errors import UserError
 
@@ -152,16 +153,21 @@ def test_an_index_that_cannot_be_written_is_said_in_a_sentence(
     run: Callable[..., int], tmp_path: Path
 ) -> None:
     """A traceback, after all the work: the folder would lie below a file, or the disk fills up."""
-    with pytest.raises(UserError, match=r"cannot write .*below: "):
+    with pytest.raises(UserError, match=r"below: cannot be written: "):
         run("--out", tmp_path / "ads.jsonl" / "below")
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, old[1]))
     try:
-        with pytest.raises(UserError, match=r"cannot write .*index: "):
+        with pytest.raises(UserError, match=r"index: cannot be written: "):
             run()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith((".index", "index"))]
+
+
+def test_a_quantized_index_takes_enough_ads(run: Callable[..., int]) -> None:
+    with pytest.raises(UserError, match="300 ads: a quantized index needs at least 1024; build ivf_flat"):
+        run("--kind", "ivf_pq")
 
 
 @pytest.mark.parametrize("seed", ["-1", "x", "1" * 30])

@@ -12,7 +12,7 @@ from grpc import StatusCode
 from retrieval.small_world import Served, World, exact, load_folder, on_server, refused
 
 from frugalads.retrieval.v1 import retrieval_pb2 as pb
-from services.retrieval import server as server_module
+from services.retrieval import loading
 from services.runtime.errors import UserError
 
 
@@ -21,19 +21,19 @@ def test_swaps_whose_callers_left_do_not_pile_up(
 ) -> None:
     """A thread cannot be cancelled: twelve swaps with short deadlines held six copies of an index at once."""
     running, most, gate = 0, 0, threading.Event()
-    real = server_module.load_index
+    real = loading.read_contents
 
-    def slow(bundle: Any) -> Any:
+    def slow(bundle: Any, document: Any) -> Any:
         nonlocal running, most
         running += 1
         most = max(most, running)
         gate.wait(10)
         running -= 1
-        return real(bundle)
+        return real(bundle, document)
 
     async def body(live: Served) -> None:
-        monkeypatch.setattr(server_module, "load_index", slow)
-        monkeypatch.setattr(server_module, "parse_in_child", lambda *_: None)
+        monkeypatch.setattr(loading, "read_contents", slow)
+        monkeypatch.setattr(loading, "parse_in_child", lambda *_: None)
         swap = pb.SwapIndexRequest(path=str(index_folder))
         for _ in range(4):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -303,6 +303,24 @@ def test_a_full_delta_says_what_to_do(world: World, index_folder: Path, tmp_path
     on_server(index_folder, tmp_path, body, max_delta=5)
 
 
+@pytest.mark.parametrize("target", [pb.Target(mean_recall=0.9), exact()])
+def test_an_empty_index_answers_shortly_and_says_so(tmp_path: Path, target: pb.Target) -> None:
+    world = make_world(60, d=4, copies=0)
+    folder = world.build(tmp_path / "index")
+
+    async def body(live: Served) -> None:
+        request = search(world.queries[0], 7, target=target)
+        await live.api.Delete(pb.DeleteRequest(ad_ids=world.ad_ids))
+        for left in range(3):
+            answer = await live.api.Search(request)
+            assert (len(answer.ad_ids), answer.truncated) == (left, True)
+            assert (await live.api.GetInfo(pb.GetInfoRequest())).ads == left
+            ad = pb.IndexedAd(ad_id=int(world.ad_ids[left]), vector=world.vectors[left])
+            await live.api.Upsert(pb.UpsertRequest(ads=[ad]))
+
+    on_server(folder, tmp_path / "delta", body)
+
+
 def test_info_tells_versions_fields_calibration_and_limits(
     world: World, index_folder: Path, tmp_path: Path
 ) -> None:

@@ -60,7 +60,7 @@ class _DegradedReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Degrad
     DEGRADED_REASON_UNSPECIFIED: _DegradedReason.ValueType  # 0
     """Not set."""
     DEGRADED_REASON_FIXED_BUDGET: _DegradedReason.ValueType  # 1
-    """No stop model fits the index; the calibrated fixed budget was used."""
+    """No stop model serves this search; the calibrated fixed budget was used."""
     DEGRADED_REASON_DEADLINE: _DegradedReason.ValueType  # 2
     """The deadline capped the plan."""
 
@@ -70,7 +70,7 @@ class DegradedReason(_DegradedReason, metaclass=_DegradedReasonEnumTypeWrapper):
 DEGRADED_REASON_UNSPECIFIED: DegradedReason.ValueType  # 0
 """Not set."""
 DEGRADED_REASON_FIXED_BUDGET: DegradedReason.ValueType  # 1
-"""No stop model fits the index; the calibrated fixed budget was used."""
+"""No stop model serves this search; the calibrated fixed budget was used."""
 DEGRADED_REASON_DEADLINE: DegradedReason.ValueType  # 2
 """The deadline capped the plan."""
 Global___DegradedReason: _TypeAlias = DegradedReason  # noqa: Y015
@@ -785,8 +785,9 @@ class GetInfoResponse(_message.Message):
     FILTER_FIELDS_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    STOP_MODEL_FAULT_FIELD_NUMBER: _builtins.int
     index_kind: _builtins.str
-    """Kind of index, such as "ivf_flat"."""
+    """Kind of index: ivf_flat or ivf_pq."""
     encoder: _builtins.str
     """Fingerprint of the encoder whose vectors the index holds."""
     ads: _builtins.int
@@ -795,6 +796,8 @@ class GetInfoResponse(_message.Message):
     """Numbers a vector has."""
     lists: _builtins.int
     """Inverted lists of the index."""
+    stop_model_fault: _builtins.str
+    """Why the stop model that was asked for does not serve; empty when it does, or when none was."""
     @_builtins.property
     def versions(self) -> Global___Versions:
         """Versions served now."""
@@ -823,10 +826,11 @@ class GetInfoResponse(_message.Message):
         filter_fields: _abc.Iterable[Global___FilterField] | None = ...,
         calibration: _abc.Iterable[Global___CalibrationPoint] | None = ...,
         limits: Global___Limits | None = ...,
+        stop_model_fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ads", b"ads", "calibration", b"calibration", "dimension", b"dimension", "encoder", b"encoder", "filter_fields", b"filter_fields", "index_kind", b"index_kind", "limits", b"limits", "lists", b"lists", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ads", b"ads", "calibration", b"calibration", "dimension", b"dimension", "encoder", b"encoder", "filter_fields", b"filter_fields", "index_kind", b"index_kind", "limits", b"limits", "lists", b"lists", "stop_model_fault", b"stop_model_fault", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -949,16 +953,22 @@ class SwapIndexRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PATH_FIELD_NUMBER: _builtins.int
+    STOP_MODEL_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     """Folder of the index bundle on the server."""
+    stop_model: _builtins.str
+    """Folder of the stop model bundle of that index; empty: the configured one. A model that does not fit the
+    index does not serve: GetInfo tells why.
+    """
     def __init__(
         self,
         *,
         path: _builtins.str = ...,
+        stop_model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "stop_model", b"stop_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

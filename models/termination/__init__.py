@@ -1,0 +1,1 @@
+"""Training of the stop rules: labels, recorded searches, the gain model, calibration."""

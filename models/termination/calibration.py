@@ -1,0 +1,190 @@
+"""Thresholds that reach recall targets at the least work, chosen on recorded searches of a calibration split.
+
+A rule with a knob is monotone: the more it searches, the more it finds. So for each target the least knob
+that reaches it is found by bisection, each probe a replay of the whole split (a few milliseconds a thousand
+queries). The target is the mean recall, or the share of queries that reach a recall.
+
+The cap bounds the tail. An adaptive rule spends on hard queries what it saves on easy ones; held to 1.3 times
+the fixed budget of the target, its 99th percentile of work is about that of the fixed budget times 1.3, and
+the mean pays nothing for it, for what is found beyond is rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from models.termination.gain import GainModel
+from services.core.stopping import marginal
+from services.core.stopping.replay import Trace, lists_visited
+from services.core.stopping.rules import DENSITY, MARGINAL, NO_FOREST
+from services.core.stopping.state import CODES, WATCHED
+from services.core.stopping.table import MEAN, Point
+
+CAP = 1.3
+EXPONENTS = (4.0, 8.0, 12.0)
+MIXES = (0.3, 0.5, 0.7)
+_PROBES = 14
+_ROUNDING = 1e-9
+
+Doubles = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A recall of the k nearest, in the mean or (share above 0) of that share of the queries."""
+
+    recall: float
+    share: float = MEAN
+
+    def reached(self, recalls: Doubles) -> float:
+        """How far above the target (below: negative) these recalls of queries are."""
+        if self.share == MEAN:
+            return float(recalls.mean() - self.recall)
+        return float((recalls >= self.recall - _ROUNDING).mean() - self.share)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a policy does on a split, each [q]: lists, vectors compared, recall 0..1, model evaluations."""
+
+    lists: Ints
+    codes: Doubles
+    recalls: Doubles
+    asked: Ints
+
+    @classmethod
+    def at(cls, trace: Trace, k: int, lists: Ints, asked: Ints) -> Outcome:
+        """Of searches that visited these numbers of lists."""
+        rows = np.arange(len(lists))
+        codes = trace.seen[rows, lists - 1, CODES].astype(np.float64)
+        return cls(lists, codes, trace.found[rows, lists - 1].astype(np.float64) / k, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A rule as a function of one knob: the larger, the more is searched.
+
+    parameters: those of the rule at a knob in low..high.
+    """
+
+    name: str
+    rule: int
+    parameters: Callable[[float], Doubles]
+    low: float
+    high: float
+    forest: Any = NO_FOREST
+
+    def outcome(self, trace: Trace, k: int, knob: float, cap: int) -> Outcome:
+        """What it does on the recorded searches, none longer than `cap` lists."""
+        asked = np.zeros(len(trace.seen), dtype=np.int64)
+        lists = lists_visited(trace, self.rule, self.parameters(knob), self.forest, cap, asked)
+        return Outcome.at(trace, k, lists, asked)
+
+    def least_knob(self, trace: Trace, k: int, target: Target, cap: int) -> float | None:
+        """The least knob that reaches the target under this cap; None: no knob does."""
+        low, high = self.low, self.high
+        if target.reached(self.outcome(trace, k, high, cap).recalls) < -_ROUNDING:
+            return None
+        for _ in range(_PROBES):
+            middle = (low + high) / 2
+            if target.reached(self.outcome(trace, k, middle, cap).recalls) < -_ROUNDING:
+                low = middle
+            else:
+                high = middle
+        return high
+
+
+def fixed_lists(trace: Trace, k: int, target: Target) -> int | None:
+    """The least fixed budget that reaches the target; None: the width of the trace does not."""
+    recalls = trace.found / float(k)
+    if target.share == MEAN:
+        reached = recalls.mean(axis=0) >= target.recall - _ROUNDING
+    else:
+        reached = (recalls >= target.recall - _ROUNDING).mean(axis=0) >= target.share - _ROUNDING
+    return int(reached.argmax()) + 1 if reached.any() else None
+
+
+def density_families(k: int) -> list[Family]:
+    """The closed form with every exponent and mix that is tried; its knob is minus log of the threshold."""
+    mixes = MIXES if k < WATCHED else (1.0,)
+
+    def family(exponent: float, mix: float) -> Family:
+        def parameters(knob: float) -> Doubles:
+            return np.array([-knob, exponent, mix])
+
+        return Family("density", DENSITY, parameters, -40.0, 40.0)
+
+    return [family(exponent, mix) for exponent in EXPONENTS for mix in mixes]
+
+
+def marginal_family(model: GainModel, k: int) -> Family:
+    """The marginal rule; its knob is minus log lambda."""
+
+    def parameters(knob: float) -> Doubles:
+        return marginal.parameters(-knob, model.band, k, model.starts[k])
+
+    return Family("marginal", MARGINAL, parameters, -10.0, 40.0, model.forest.arrays)
+
+
+def cap_of(lists: int, width: int) -> int:
+    """Most lists of one query where the fixed budget is `lists`."""
+    return min(width, int(np.ceil(CAP * lists)))
+
+
+def points(trace: Trace, k: int, targets: Sequence[Target], model: GainModel) -> list[Point]:
+    """The cheapest policy of each target that the searches of the calibration split reach.
+
+    Work is the mean number of vectors compared. A target that the width of the trace does not reach has no
+    point.
+    """
+    width = trace.seen.shape[1]
+    chosen = []
+    for target in targets:
+        lists = fixed_lists(trace, k, target)
+        if lists is None:
+            continue
+        cap = cap_of(lists, width)
+        everyone = np.full(len(trace.seen), lists, dtype=np.int64)
+        outcome = Outcome.at(trace, k, everyone, np.zeros_like(everyone))
+        best = _point(k, target, lists, "fixed", lists, outcome, 0.0, (0.0, 0.0))
+        for family in [*density_families(k), marginal_family(model, k)]:
+            knob = family.least_knob(trace, k, target, cap)
+            if knob is None:
+                continue
+            outcome = family.outcome(trace, k, knob, cap)
+            if outcome.codes.mean() < best.codes:
+                shape = (0.0, 0.0) if family.rule == MARGINAL else family.parameters(knob)[1:]
+                best = _point(k, target, lists, family.name, cap, outcome, -knob, shape)
+        chosen.append(best)
+    return chosen
+
+
+def _point(
+    k: int,
+    target: Target,
+    lists: int,
+    rule: str,
+    cap: int,
+    outcome: Outcome,
+    log_threshold: float,
+    shape: Sequence[float] | Doubles,
+) -> Point:
+    return Point(
+        k=k,
+        recall=target.recall,
+        share=target.share,
+        lists=lists,
+        rule=rule,
+        log_threshold=log_threshold,
+        exponent=float(shape[0]),
+        mix=float(shape[1]),
+        cap=cap,
+        reached=float(outcome.recalls.mean()),
+        codes=float(outcome.codes.mean()),
+    )

@@ -1,0 +1,1 @@
+"""An inverted-file index searched by a compiled loop that a stop rule can end at every list."""
