@@ -174,7 +174,7 @@ def _sliced(workload: Workload, outcomes: Sequence[Outcome]) -> tuple[Workload, 
     part = slice(stream.warm, stream.warm + SLICE_REQUESTS)
     keys = stream.keys[part]
     sliced = [Outcome(outcome.policy, outcome.hit[part], None) for outcome in outcomes]
-    if workload.sizes.max() == 1:
+    if workload.sizes.max() == 1 and len(np.unique(keys)) > workload.capacity:  # else it misses nothing
         seen = np.zeros(stream.count, np.bool_)
         seen[stream.keys[: stream.warm]] = True
         hit = optimum(keys, workload.costs, workload.capacity, seen)
