@@ -93,7 +93,7 @@ def test_cancelled_calls_leave_memory_flat(stack: Stack) -> None:
                 f" it grew by {grown / 1e6:.1f} MB, {grown / CANCELLED_CALLS:.0f} bytes a call"
             )
             load.check_usual(began_s)
-    assert arrived > CANCELLED_CALLS / 5
+    assert arrived > CANCELLED_CALLS / 20  # the others were cancelled on their way
     assert grown < CANCELLED_CALLS * GROWTH_BYTES + SLACK_BYTES
 
 
