@@ -194,7 +194,7 @@ def _rows(
     ones = np.ones_like(workload.costs)
     cost = {made.policy: workload.missed(made.hit, workload.costs) for made in outcomes}
     misses = {made.policy: workload.missed(made.hit, ones) for made in outcomes}
-    if 0 in cost.values():
+    if cost["lru"] == 0 or (part == TEST and 0 in cost.values()):  # a bound may miss nothing on a slice
         raise UserError(f"entries: {cell.entries} leave nothing to be missed")
     none = np.zeros(len(workload.stream.keys), np.bool_)
     requests, requested_bytes = workload.missed(none, ones), workload.missed(none, workload.sizes)
