@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
+from loadtest.intervals import reach
 from services.stack.tables import text_table
 
 TEST, SLICE = "test", "slice"
@@ -86,11 +86,11 @@ def ratio_interval(
 ) -> tuple[float, float | None, float | None]:
     """Geometric mean of paired ratios and its 95 % interval, None for one pair. All values are above 0."""
     logs = np.log(ours) - np.log(theirs)
-    mean, pairs = float(logs.mean()), len(logs)
-    if pairs == 1:
+    mean = float(logs.mean())
+    if len(logs) == 1:
         return math.exp(mean), None, None
-    reach = float(student.ppf(0.975, pairs - 1) * logs.std(ddof=1)) / math.sqrt(pairs)
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+    half = reach(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def table(cell: Cell, rows: Sequence[Row], comparisons: Sequence[Comparison]) -> str:

@@ -6,21 +6,18 @@ line numbers.
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import gzip
-import io
-import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from services.catalogue.faults import Fault
-from services.catalogue.sources import FORMATS, open_source
+from services.catalogue.sources import Lines, checked_name, distinct_columns, open_source
 from services.runtime.errors import UserError, shown
 
 CHUNK_ROWS = 8192
@@ -53,15 +50,7 @@ class Names:
 
 def chunks(path: Path, names: Names) -> Iterator[Chunk]:
     """The chunks of a file; raises UserError where it cannot be read or lacks a required column."""
-    name = path.name.lower()
-    if not name.endswith(FORMATS):
-        raise UserError(f"{path}: the name must end in one of {', '.join(FORMATS)}")
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: not a file")
+    name = checked_name(path)
     if name.endswith(".parquet"):
         return _parquet(path, names)
     return _csv(path, names) if ".csv" in name[-7:] else _jsonl(path, names)
@@ -90,12 +79,10 @@ def _jsonl(path: Path, names: Names) -> Iterator[Chunk]:
 
 
 def _csv(path: Path, names: Names) -> Iterator[Chunk]:
-    size_bytes = path.stat().st_size
     number = 0
-    with path.open("rb") as raw:
-        binary = cast(BinaryIO, gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw)
+    with contextlib.closing(Lines(path)) as text:
         try:
-            reader = csv.reader(io.TextIOWrapper(binary, encoding="utf-8-sig", newline=""), strict=True)
+            reader = csv.reader(text.decoded(), strict=True)
             header = [name.strip() for name in next(reader, [])]
             known, ignored = _sorted_out(path, header, names)
             lines: list[list[str]] = []
@@ -113,15 +100,12 @@ def _csv(path: Path, names: Names) -> Iterator[Chunk]:
                     unread.append(Fault(number, "", problem))
                 if len(rows) == CHUNK_ROWS:
                     columns = _columns(header, lines, known)
-                    yield Chunk(rows, columns, unread, ignored, raw.tell() / size_bytes)
+                    done, total = text.progress()
+                    yield Chunk(rows, columns, unread, ignored, done / total)
                     lines, rows, unread = [], [], []
             yield Chunk(rows, _columns(header, lines, known), unread, ignored)
         except csv.Error as error:
             raise UserError(f"{path}: not CSV after row {number}: {error}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 after row {number}: {error.reason}") from error
-        except (EOFError, OSError, zlib.error) as error:
-            raise UserError(f"{path}: unreadable after row {number}: {error}") from error
 
 
 def _columns(header: list[str], lines: list[list[str]], known: list[str]) -> dict[str, Cells]:
@@ -146,10 +130,8 @@ def _parquet(path: Path, names: Names) -> Iterator[Chunk]:
 
 def _sorted_out(path: Path, header: list[str], names: Names) -> tuple[list[str], list[str]]:
     """The known and the other columns of a header; raises UserError where it lacks one or has one twice."""
-    for name in header:
-        if header.count(name) > 1:
-            raise UserError(f"{path}: column {shown(name)} comes twice in the header")
-    missing = [name for name in names.required if name not in header]
+    seen = distinct_columns(path, header)
+    missing = [name for name in names.required if name not in seen]
     if missing:
         raise UserError(f"{path}: no column {', '.join(missing)}; the file has {shown(header)}")
     return [name for name in header if name in names.known], [

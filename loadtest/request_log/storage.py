@@ -89,7 +89,7 @@ class LogWriter:
 
     def __enter__(self) -> LogWriter:
         check_replaceable(self._folder, KIND)
-        with self._told(), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             self._staging = stack.enter_context(write_bundle(self._folder, KIND, self._meta))
             self._writer = pq.ParquetWriter(
                 self._staging / REQUESTS, _REQUESTS_SCHEMA, compression="zstd", compression_level=1
@@ -101,11 +101,7 @@ class LogWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._stack.__exit__(kind, error, trace)
-            return
-        with self._told():
-            self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
     def append(self, part: Requests) -> None:
         """Writes requests that follow those written before; raises UserError at the first value amiss."""
@@ -124,9 +120,8 @@ class LogWriter:
             kind = _REQUESTS_SCHEMA.field(column.name).type
             values = pa.array(getattr(part, column.name), kind.value_type)
             arrays.append(pa.ListArray.from_arrays(offsets, values, type=kind))
-        with self._told():
-            table = pa.Table.from_arrays(arrays, schema=_REQUESTS_SCHEMA)
-            self._writer.write_table(table, row_group_size=count)
+        table = pa.Table.from_arrays(arrays, schema=_REQUESTS_SCHEMA)
+        self._writer.write_table(table, row_group_size=count)
         self._requests += count
         self._listed += int(part.offsets[-1])
         self._last_ms = int(part.time_ms[-1])
@@ -154,13 +149,6 @@ class LogWriter:
         self._meta.update(
             requests=self._requests, listed=self._listed, phrases=len(self._phrases), ads=len(self._ad_ids)
         )
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"cannot write {self._folder}: {error.strerror or error}") from error
 
 
 def open_log(folder: Path) -> Bundle:

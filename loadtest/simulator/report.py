@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 
+from loadtest.intervals import reach
 from loadtest.simulator.comparison import COST_RATIOS, FIGURES, Row
 from loadtest.simulator.published import PUBLISHED, SOURCES
 from services.stack.tables import text_table
@@ -72,8 +71,7 @@ def interval(values: Sequence[Sequence[float]]) -> Interval:
     means = np.array([np.mean(draws) for draws in values])
     if len(means) == 1:
         return Interval(float(means[0]), None)
-    reach = student.ppf(0.975, len(means) - 1) * means.std(ddof=1) / math.sqrt(len(means))
-    return Interval(float(means.mean()), float(reach))
+    return Interval(float(means.mean()), reach(means))
 
 
 def policies_table(summary: Summary, stream: str) -> Table:

@@ -122,12 +122,9 @@ def replace_calibrator(folder: Path, calibration: Calibration) -> None:
     bundle = open_bundle(folder, KIND, max_bytes=MAX_BYTES)
     files = {name: bundle.read(name) for name in (*ENCODER_FILES, GOLDEN_FILE)}
     files[CALIBRATOR_FILE] = calibration.to_json().encode()
-    try:
-        with write_bundle(folder, KIND, dict(bundle.meta)) as staging:
-            for name, content in files.items():
-                (staging / name).write_bytes(content)
-    except OSError as error:
-        raise BundleError(f"{folder}: cannot be written: {error.strerror or error}") from error
+    with write_bundle(folder, KIND, dict(bundle.meta)) as staging:
+        for name, content in files.items():
+            (staging / name).write_bytes(content)
 
 
 def _recipe(bundle: Bundle) -> Recipe:

@@ -43,8 +43,8 @@ class Source(Protocol):
         """Closes the file."""
 
 
-def open_source(path: Path) -> Source:
-    """Opens a catalogue file by its ending, one of FORMATS; raises UserError."""
+def checked_name(path: Path) -> str:
+    """The name, in lower case, of a file that can be read by its ending, one of FORMATS; raises UserError."""
     name = path.name.lower()
     if not name.endswith(FORMATS):
         raise UserError(f"{path}: the name must end in one of {', '.join(FORMATS)}")
@@ -58,12 +58,18 @@ def open_source(path: Path) -> Source:
         raise UserError(f"{path}: not a file")
     if status.st_size == 0:
         raise UserError(f"{path}: the file is empty")
+    return name
+
+
+def open_source(path: Path) -> Source:
+    """Opens a catalogue file by its ending, one of FORMATS; raises UserError."""
+    name = checked_name(path)
     if name.endswith(".parquet"):
         return _Parquet(path)
     return _Csv(path) if ".csv" in name[-7:] else _Jsonl(path)
 
 
-class _Lines:
+class Lines:
     """Lines of a text file, gzipped or not, as bytes; each at most 1 MiB long."""
 
     def __init__(self, path: Path) -> None:
@@ -99,10 +105,20 @@ class _Lines:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             yield number, line
 
+    def decoded(self) -> Iterator[str]:
+        """The lines as text; raises UserError where one is not UTF-8."""
+        for number, line in self:
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(f"{self._path}: line {number}: {_encoding_problem(error)}") from error
+
     def progress(self) -> tuple[int, int]:
+        """Bytes of the file that are read, and that there are."""
         return self._raw.tell(), self._size_bytes
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
         self._raw.close()
 
@@ -117,7 +133,7 @@ class _Jsonl:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = _Lines(path)
+        self._lines = Lines(path)
         self.progress = self._lines.progress
         self.close = self._lines.close
 
@@ -155,12 +171,12 @@ class _Csv:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lines = _Lines(path)
+        self._lines = Lines(path)
         self.progress = self._lines.progress
         self.close = self._lines.close
 
     def rows(self) -> Iterator[NumberedRow]:
-        reader = csv.reader(self._decoded(), strict=True)
+        reader = csv.reader(self._lines.decoded(), strict=True)
         number = 0
         try:
             header = [name.strip() for name in next(reader, [])]
@@ -175,13 +191,6 @@ class _Csv:
                     yield number, dict(zip(header, cells, strict=True))
         except csv.Error as error:
             raise UserError(f"{self._path}: not CSV after row {number}: {error}") from error
-
-    def _decoded(self) -> Iterator[str]:
-        for number, line in self._lines:
-            try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{self._path}: line {number}: {_encoding_problem(error)}") from error
 
 
 class _Parquet:
@@ -225,15 +234,21 @@ class _Parquet:
 
 def _check_columns(path: Path, columns: list[str]) -> None:
     """Raises UserError where required columns are absent or a column comes twice."""
+    seen = distinct_columns(path, columns)
+    missing = [ALIASES[name] for name in REQUIRED if seen.isdisjoint(ALIASES[name])]
+    if missing:
+        wanted = ", ".join(f"no column {' or '.join(names)}" for names in missing)
+        raise UserError(f"{path}: {wanted}; the file has {shown(columns)}{_hint(missing, columns)}")
+
+
+def distinct_columns(path: Path, columns: list[str]) -> set[str]:
+    """The named columns of a header; raises UserError where one comes twice."""
     seen: set[str] = set()
     for name in filter(None, columns):
         if name in seen:
             raise UserError(f"{path}: column {shown(name)} comes twice in the header")
         seen.add(name)
-    missing = [ALIASES[name] for name in REQUIRED if seen.isdisjoint(ALIASES[name])]
-    if missing:
-        wanted = ", ".join(f"no column {' or '.join(names)}" for names in missing)
-        raise UserError(f"{path}: {wanted}; the file has {shown(columns)}{_hint(missing, columns)}")
+    return seen
 
 
 def _hint(missing: list[tuple[str, ...]], columns: list[str]) -> str:

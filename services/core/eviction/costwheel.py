@@ -138,7 +138,6 @@ def pop(s: State) -> int:
     """Lines 6 and 7; NONE when empty."""
     slot = wheel.pop(s)
     if slot != NONE:
-        s.numbers[CLOCK] = s.nodes[slot]["priority"]
         _stored(s, slot)
     return slot
 
@@ -167,8 +166,7 @@ def remove_from_heap(s: State, slot: int) -> None:
 @compiled
 def pop_from_heap(s: State) -> int:
     """`pop` of the twin."""
-    slot = heap.first(s)
+    slot = heap.pop(s)
     if slot != NONE:
-        s.numbers[CLOCK] = s.nodes[slot]["priority"]
-        remove_from_heap(s, slot)
+        _stored(s, slot)
     return slot

@@ -13,14 +13,14 @@ measured it, and a refused write would be a surprise in a cache that others fill
 
 Priorities are integers: RESOLUTION units stand for one unit of cost in an entry of typical size.
 Frequency is forgotten with the entry, so a key that comes back starts from nothing; `ours` differs there.
-Order kept by a heap: O(log n).
+Order kept by a heap: O(log n). Line 3 is `heap.pop`.
 """
 
 from __future__ import annotations
 
 from ..compiled import compiled
 from . import heap
-from .state import CLOCK, NONE, TYPICAL_SIZE, State, use
+from .state import CLOCK, TYPICAL_SIZE, State, use
 from .values import raised, value
 
 RESOLUTION = 16
@@ -46,13 +46,3 @@ def hit(s: State, slot: int) -> None:
     """Line 1."""
     _placed(s, slot)
     heap.rise(s, slot, use(s))
-
-
-@compiled
-def pop(s: State) -> int:
-    """Line 3; NONE when empty."""
-    slot = heap.first(s)
-    if slot != NONE:
-        heap.delete(s, slot)
-        s.numbers[CLOCK] = max(s.numbers[CLOCK], s.nodes[slot]["priority"])
-    return slot

@@ -11,15 +11,15 @@ section 3.2 and algorithm 2; the same authors' LADIS 2013 paper, section III.
 The paper of 2015 states that its decisions equal GreedyDual's, but its pseudo-code keeps only the cost of an
 entry: a migration then forgets how far hand 1 had turned when the entry came (`gdwheel2015`). Here every node
 keeps H, as in the paper of 2013, and the order is that of a heap, victim for victim. Sizes play no part, as
-in the paper, whose slab classes keep sizes apart. Costs above the range saturate. The wheel itself is in
-`wheel`. O(1) amortised.
+in the paper, whose slab classes keep sizes apart. Costs above the range saturate. The wheel itself, and line
+2, are in `wheel`. O(1) amortised.
 """
 
 from __future__ import annotations
 
 from ..compiled import compiled
 from . import wheel
-from .state import CLOCK, NONE, State
+from .state import CLOCK, State
 from .values import raised
 
 LISTS, WORDS = wheel.LISTS, wheel.WORDS
@@ -37,12 +37,3 @@ def hit(s: State, slot: int) -> None:
     """Line 1."""
     wheel.remove(s, slot)
     admit(s, slot)
-
-
-@compiled
-def pop(s: State) -> int:
-    """Line 2; NONE when empty."""
-    slot = wheel.pop(s)
-    if slot != NONE:
-        s.numbers[CLOCK] = s.nodes[slot]["priority"]
-    return slot

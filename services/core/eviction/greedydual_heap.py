@@ -7,14 +7,14 @@ that one restores, peeks and reorders, this one replays millions of requests.
     2    else while there is no room:        q <- argmin H, the least recently used among equals;  L <- H(q)
     3    insert p;                           H(p) <- L + c(p)
 
-O(log n).
+O(log n). Line 2 is `heap.pop`.
 """
 
 from __future__ import annotations
 
 from ..compiled import compiled
 from . import heap
-from .state import CLOCK, NONE, State, use
+from .state import CLOCK, State, use
 from .values import raised
 
 
@@ -30,13 +30,3 @@ def hit(s: State, slot: int) -> None:
     """Line 1."""
     s.nodes[slot]["priority"] = raised(s.numbers[CLOCK], s.nodes[slot]["cost"])
     heap.rise(s, slot, use(s))
-
-
-@compiled
-def pop(s: State) -> int:
-    """Line 2; NONE when empty."""
-    slot = heap.first(s)
-    if slot != NONE:
-        heap.delete(s, slot)
-        s.numbers[CLOCK] = max(s.numbers[CLOCK], s.nodes[slot]["priority"])
-    return slot

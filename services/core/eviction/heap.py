@@ -7,7 +7,7 @@ or leaves is moved in O(log n), and no dead item stays behind.
 from __future__ import annotations
 
 from ..compiled import compiled
-from .state import HEAPED, NONE, State
+from .state import CLOCK, HEAPED, NONE, State
 
 
 @compiled
@@ -69,3 +69,13 @@ def delete(s: State, slot: int) -> None:
 def first(s: State) -> int:
     """The slot of lowest priority, the least recently used among equals; NONE when empty."""
     return int(s.heap[0]) if s.numbers[HEAPED] else NONE
+
+
+@compiled
+def pop(s: State) -> int:
+    """Take out the slot of lowest priority, and move the clock there; NONE when empty."""
+    slot = first(s)
+    if slot != NONE:
+        delete(s, slot)
+        s.numbers[CLOCK] = max(s.numbers[CLOCK], s.nodes[slot]["priority"])
+    return slot

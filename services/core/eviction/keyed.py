@@ -26,7 +26,6 @@ admits it."""
 UNLIMITED = 1 << 62
 _LARGEST = 1 << 60  # of a size or a cost, so that sums stay in 64 bits
 _MIXED_KEY_BYTES = 32
-_EVICTED, _PEAK = range(2)
 
 
 @compiled
@@ -47,7 +46,7 @@ def _apply(
     sizes: NDArray[np.int64],
     capacity: int,
     found: NDArray[np.bool_],
-    tally: NDArray[np.int64],
+    evicted: NDArray[np.int64],
     begin: int,
 ) -> int:
     """Operations from `begin` on; stops at the one that needs larger arrays. Returns where."""
@@ -75,13 +74,12 @@ def _apply(
         if operation == REQUEST:
             while s.numbers[BYTES] + sizes[at] > capacity:
                 _forget(s, t, orders.pop(order, s))
-                tally[_EVICTED] += 1
+                evicted[0] += 1
         if full(s) or table.crowded(t, s.numbers[COUNT], end - start):
             return at
         slot = take(s, table.keep(t, words, start, end), digest, costs[at], sizes[at])
         table.insert(t, digest, slot)
         orders.admit(order, s, slot)
-        tally[_PEAK] = max(tally[_PEAK], s.numbers[COUNT])
     return len(operations)
 
 
@@ -124,7 +122,7 @@ class KeyedOrder:
         drawn = secrets.randbits(128) if secret is None else secret
         halves = np.array([drawn & (1 << 64) - 1, drawn >> 64 & (1 << 64) - 1], np.uint64)
         self._table = table.empty(entries, key_bytes, halves)
-        self._tally = np.zeros(2, np.int64)
+        self._evicted = np.zeros(1, np.int64)
 
     @property
     def clock(self) -> int:
@@ -139,22 +137,12 @@ class KeyedOrder:
     @property
     def evictions(self) -> int:
         """Entries that requests have evicted so far."""
-        return int(self._tally[_EVICTED])
-
-    @property
-    def peak_keys(self) -> int:
-        """Most entries held at once."""
-        return int(self._tally[_PEAK])
-
-    @property
-    def order_bytes(self) -> int:
-        """Memory of the order, without keys and table."""
-        return sum(array.nbytes for array in self._state)
+        return int(self._evicted[0])
 
     @property
     def state_bytes(self) -> int:
         """Memory of order and table, without the keys themselves."""
-        return self.order_bytes + self._table.places.nbytes
+        return sum(array.nbytes for array in self._state) + self._table.places.nbytes
 
     def __len__(self) -> int:
         return int(self._state.numbers[COUNT])
@@ -204,7 +192,7 @@ class KeyedOrder:
                 np.ascontiguousarray(sizes, np.int64),
                 capacity,
                 found,
-                self._tally,
+                self._evicted,
                 at,
             )
             if at == n:

@@ -127,15 +127,15 @@ def pop(order: int, s: State) -> int:
     if order == LRU:
         return lru.pop(s)
     if order == GREEDYDUAL:
-        return greedydual_heap.pop(s)
+        return heap.pop(s)
     if order == GDWHEEL2015:
         return gdwheel2015.pop(s)
     if order == GDWHEEL:
-        return gdwheel.pop(s)
+        return wheel.pop(s)
     if order == CAMP:
         return camp.pop(s)
     if order == GDSF:
-        return gdsf.pop(s)
+        return heap.pop(s)
     if order == S3FIFO:
         return s3fifo.pop(s)
     if order == SIEVE:

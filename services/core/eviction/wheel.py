@@ -4,11 +4,11 @@ Source: G. Varghese and T. Lauck, "Hashed and hierarchical timing wheels" (SOSP 
 to eviction (C. Li and A. Cox, EuroSys 2015, section 3.2), in the form of its precursor (LADIS 2013, section
 III), which keeps the absolute priority H of every entry.
 
-Eight wheels of 64 queues. A priority is a number of eight digits of 6 bits; the hand is one too, and no entry
-lies below it. An entry stands in the wheel of the highest digit in which it differs from the hand, in the
-queue of its own digit there (in wheel 0 when it does not differ). So wheel 0 holds single priorities, wheel 1
-spans of 64, and so on; the lowest entry is in the lowest wheel that is not empty, in its first queue from
-the hand on.
+Eight wheels of 64 queues. A priority is a number of eight digits of 6 bits; the hand is one too: the clock L
+of the order. No entry lies below it. An entry stands in the wheel of the highest digit in which it differs
+from the hand, in the queue of its own digit there (in wheel 0 when it does not differ). So wheel 0 holds
+single priorities, wheel 1 spans of 64, and so on; the lowest entry is in the lowest wheel that is not empty,
+in its first queue from the hand on.
 
     insert   push to the newest end of its queue
     remove   unlink; the queue follows from priority and hand, so no entry stores it
@@ -29,7 +29,7 @@ from __future__ import annotations
 from math import frexp
 
 from ..compiled import compiled
-from .state import HAND, NONE, State, link, oldest, unlink
+from .state import CLOCK, NONE, State, link, oldest, unlink
 
 _DIGIT_BITS = 6
 _QUEUES = 1 << _DIGIT_BITS
@@ -51,8 +51,8 @@ def _queue(hand: int, priority: int) -> int:
 
 @compiled
 def insert(s: State, slot: int) -> None:
-    """Add a slot at its node's priority, which must not lie below the hand, as just used."""
-    queue = _queue(s.numbers[HAND], s.nodes[slot]["priority"])
+    """Add a slot at its node's priority, which must not lie below the clock, as just used."""
+    queue = _queue(s.numbers[CLOCK], s.nodes[slot]["priority"])
     link(s, queue, slot)
     s.words[queue // _FLAGS] |= 1 << (queue % _FLAGS)
 
@@ -61,7 +61,7 @@ def insert(s: State, slot: int) -> None:
 def remove(s: State, slot: int) -> None:
     """Take a slot out."""
     unlink(s, slot)
-    queue = _queue(s.numbers[HAND], s.nodes[slot]["priority"])
+    queue = _queue(s.numbers[CLOCK], s.nodes[slot]["priority"])
     if oldest(s, queue) == queue:
         s.words[queue // _FLAGS] &= ~(1 << (queue % _FLAGS))
 
@@ -78,7 +78,9 @@ def _first(s: State) -> int:
 
 @compiled
 def pop(s: State) -> int:
-    """Take out the slot of lowest priority, the least recently used among equals; NONE when empty."""
+    """Take out the slot of lowest priority, the least recently used among equals, and move the clock there;
+    NONE when empty.
+    """
     queue = _first(s)
     while queue >= _QUEUES:
         _migrate(s, queue)
@@ -86,7 +88,7 @@ def pop(s: State) -> int:
     if queue == NONE:
         return NONE
     slot = oldest(s, queue)
-    s.numbers[HAND] = s.nodes[slot]["priority"]
+    s.numbers[CLOCK] = s.nodes[slot]["priority"]
     remove(s, slot)
     return slot
 
@@ -96,7 +98,7 @@ def _migrate(s: State, queue: int) -> None:
     """Move the hand to the start of a queue's span, and its entries to lower wheels, oldest first."""
     span_bits = queue // _QUEUES * _DIGIT_BITS
     slot = oldest(s, queue)
-    s.numbers[HAND] = s.nodes[slot]["priority"] >> span_bits << span_bits
+    s.numbers[CLOCK] = s.nodes[slot]["priority"] >> span_bits << span_bits
     s.words[queue // _FLAGS] &= ~(1 << (queue % _FLAGS))
     while slot != queue:
         newer = s.nodes[slot]["previous"]

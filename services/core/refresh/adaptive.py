@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from services.core.ads_list import AdsList
 from services.core.compiled import compiled
-from services.core.refresh.policy import CAPACITY, Earns, Rows, TablePolicy, is_nth_hit
-from services.core.refresh.two_level import COLD_EVERY
+from services.core.refresh.policy import Rows, is_nth_hit
+from services.core.refresh.two_level import TwoLevelRefresh
 
 SIMILAR = 0.9
 """Above it a refresh was not worth it, and n rises."""
@@ -58,17 +58,10 @@ def on_refresh(entries: Rows, row: int, earning: bool, similarity: float) -> Non
         entries[row]["every"] = max(1, entries[row]["every"] - 1)  # line 5
 
 
-class AdaptiveRefresh(TablePolicy):
+class AdaptiveRefresh(TwoLevelRefresh):
     """Refreshes each list of an earning phrase at its own rate, other lists at the `cold_every`-th hit."""
 
     name = "adaptive"
-
-    def __init__(self, earns: Earns, cold_every: int = COLD_EVERY, capacity: int = CAPACITY) -> None:
-        super().__init__(capacity)
-        if cold_every < 1:
-            raise ValueError(f"cold_every {cold_every} must be at least 1")
-        self._earns = earns
-        self._cold_every = cold_every
 
     def _is_due(self, row: int, fingerprint: bytes, cached: AdsList, now_ms: int) -> bool:
         return on_hit(self._rows, row, self._earns(fingerprint), self._cold_every)
