@@ -24,6 +24,8 @@ ADMIT, HIT, REMOVE, REQUEST = range(4)
 admits it."""
 
 UNLIMITED = 1 << 62
+AHEAD = 16
+"""Operations whose memory is asked for together."""
 _LARGEST = 1 << 60  # of a size or a cost, so that sums stay in 64 bits
 _MIXED_KEY_BYTES = 32
 
@@ -32,6 +34,40 @@ _MIXED_KEY_BYTES = 32
 def _forget(s: State, t: Table, slot: int) -> None:
     table.delete(t, s, slot)
     give(s, slot)
+
+
+@compiled
+def _touch(
+    s: State,
+    t: Table,
+    words: NDArray[np.uint64],
+    ends: NDArray[np.int64],
+    begin: int,
+    digests: NDArray[np.int64],
+) -> int:
+    """The digests of the next operations, and a first look at what these will read.
+
+    With many keys each operation waits for memory several times: for its place in the table, its node, its
+    key, the nodes beside it. Asked for one after the other the waits add up; asked for by all operations of a
+    block at once they overlap. What comes back is of no use but that the looks cannot be left out.
+    """
+    count = min(AHEAD, len(ends) - begin)
+    seen = 0
+    for i in range(count):
+        at = begin + i
+        digests[i] = table.digest_of(t, words, ends[at - 1] if at else 0, ends[at])
+    slots = np.empty(AHEAD, np.int64)
+    for i in range(count):
+        slots[i] = table.guess(t, digests[i])
+    for i in range(count):
+        if slots[i] != NONE:
+            seen += s.nodes[slots[i]]["next"]
+    for i in range(count):
+        if slots[i] != NONE:
+            node = s.nodes[slots[i]]
+            seen += s.nodes[node["next"]]["previous"] + s.nodes[node["previous"]]["next"]
+            seen += np.int64(t.arena[node["key"]] & np.uint64(255))
+    return seen
 
 
 @compiled
@@ -47,12 +83,16 @@ def _apply(
     capacity: int,
     found: NDArray[np.bool_],
     evicted: NDArray[np.int64],
+    touched: NDArray[np.int64],
     begin: int,
 ) -> int:
     """Operations from `begin` on; stops at the one that needs larger arrays. Returns where."""
+    digests = np.empty(AHEAD, np.int64)
     for at in range(begin, len(operations)):
+        if (at - begin) % AHEAD == 0:
+            touched[0] += _touch(s, t, words, ends, at, digests)
         start, end = ends[at - 1] if at else 0, ends[at]
-        digest = table.digest_of(t, words, start, end)
+        digest = digests[(at - begin) % AHEAD]
         slot = table.find(t, s, words, start, end, digest)
         operation = operations[at]
         found[at] = slot != NONE
@@ -123,6 +163,7 @@ class KeyedOrder:
         halves = np.array([drawn & (1 << 64) - 1, drawn >> 64 & (1 << 64) - 1], np.uint64)
         self._table = table.empty(entries, key_bytes, halves)
         self._evicted = np.zeros(1, np.int64)
+        self._touched = np.zeros(1, np.int64)
 
     @property
     def clock(self) -> int:
@@ -193,6 +234,7 @@ class KeyedOrder:
                 capacity,
                 found,
                 self._evicted,
+                self._touched,
                 at,
             )
             if at == n:

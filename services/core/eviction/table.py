@@ -96,6 +96,12 @@ def _place(t: Table, digest: int) -> int:
 
 
 @compiled
+def guess(t: Table, digest: int) -> int:
+    """The slot where a look-up begins, NONE when free."""
+    return int(t.places[_place(t, digest)]) - 1
+
+
+@compiled
 def find(t: Table, s: State, words: NDArray[np.uint64], start: int, end: int, digest: int) -> int:
     """The slot of a record, NONE when absent."""
     place = _place(t, digest)
