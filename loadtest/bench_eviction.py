@@ -3,9 +3,9 @@
 A cell is a cost model and a cache size; in it every order replays the same requests. Seeds differ in the
 costs of the keys and, for `zipf`, in the requests.
 
-The first quarter of the stream warms the caches and is not measured (`loadtest/eviction/streams.py`). Orders
-are as their papers set them; `services/core/eviction/costwheel.py` says on what the constants of ours were
-chosen.
+What warms the caches is not measured: the first half of a trace, on which the constants of our order were
+chosen, or load phase and a quarter of the reads of `zipf` (`loadtest/eviction/streams.py`). The other orders
+are as their papers set them.
 
 The first SLICE_REQUESTS measured requests of the first seed are judged once more, beside the exact optimum
 for sizes of 1, which may choose what of the past it holds when they begin; the orders hold what they held.
@@ -98,7 +98,9 @@ def main(options: Options, json_file: str | None) -> int:
     )
     if json_file is not None:
         header = run_header(asdict(options), 0)
-        header["split"] = "the first quarter of the stream warms the caches, the rest is measured"
+        header["split"] = (
+            "the first half of a trace warms the caches, of zipf load phase and a quarter of the reads"
+        )
         header["comparisons"] = [asdict(comparison) for comparison in comparisons]
         document = {"header": header, "rows": [asdict(row) for row in rows]}
         with written_whole(Path(json_file)) as stream:

@@ -138,7 +138,7 @@ class CostwheelModel(GreedyDualModel):
             row.count += 1
         row.count = min(row.count, 255)
         ratio = row.cost / (max(row.size, 1) * (self.typical_cost / self.typical_size))
-        weight = float(4096 * np.arange(256)[row.count] ** (1.5 if self.settled() else 1.9))
+        weight = float(4096 * np.arange(256)[row.count] ** (1.5 if self.settled() else 2))
         return int(min(ratio * sqrt(sqrt(ratio)) * weight, float(MAX_PRIORITY)))
 
     def settled(self) -> bool:
