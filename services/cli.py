@@ -24,6 +24,9 @@ COMMANDS = (
     "info",
 )
 
+EXTRAS = {"matplotlib": "loadtest", "scipy": "loadtest", "lightgbm": "train", "xgboost": "train"}
+"""Where packages come from that most users of the command do without."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one sub-command; returns 0, 2 for a user's mistake, 130 when interrupted."""
@@ -52,6 +55,15 @@ def _main(argv: Sequence[str] | None) -> int:
         code: int = arguments.run(arguments)
     except UserError as error:
         sys.stderr.write(f"frugalads: error: {error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        sys.stderr.write(
+            f"frugalads: error: {package} is not installed; this command needs the extra {EXTRAS[package]}: "
+            f"pip install -c constraints.txt -e '.[{EXTRAS[package]}]'\n"
+        )
         return 2
     return code
 
