@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     from services.catalogue.bundle import KIND as CATALOGUE
     from services.catalogue.bundle import MAX_BYTES, read_catalogue
     from services.retrieval.build import CALIBRATION_QUERIES, build_index
-    from services.retrieval.contents import KIND
+    from services.retrieval.contents import KIND, try_load
+    from services.retrieval.index import LoadedIndex
     from services.runtime.bundles import check_replaceable, open_bundle
     from services.stack.work_folder import BUNDLES, require_bundle
 
@@ -98,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
             catalogue=catalogue,
             kind=args.kind,
         )
+    # As a server does before it is ready. What it compiles for that stays compiled for the servers.
+    LoadedIndex(try_load(args.out)).warm()
     print(describe(built, embedded_s))
     print(f"index: {args.out}")
     return 0

@@ -141,14 +141,16 @@ def read_contents(bundle: Bundle, document: dict[str, Any]) -> Contents:
     return Contents(ivf, quantized, ad_ids, columns, calibration, bundle.fingerprint, encoder)
 
 
-def try_load(folder: Path) -> None:
-    """Parses the bundle in `folder`; what the throw-away process runs before the server does."""
+def try_load(folder: Path) -> Contents:
+    """Parses the bundle in `folder`; what the throw-away process runs before the server does.
+
+    As large as it is: the server has verified the size against its own limit, whoever built it needs none.
+    """
     use_one_thread()
-    # The parent has verified the size against its own limit; the files cannot grow without a new hash.
     max_bytes = sum(path.stat().st_size for path in folder.iterdir())
     limit_loading(max_bytes)
     bundle = open_bundle(folder, KIND, max_bytes=max_bytes)
-    read_contents(bundle, check_seal(bundle))
+    return read_contents(bundle, check_seal(bundle))
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:
