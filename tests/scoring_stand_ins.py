@@ -103,6 +103,8 @@ class Eviction(eviction_pb2_grpc.EvictionServiceServicer):
 
     def __init__(self) -> None:
         self.clock = 0
+        self.rule: eviction_pb2.PriorityRule | None = None
+        self.hints: dict[bytes, int] = {}
         self.max_events_per_s = 0
         self.batches: list[Any] = []
         self.streams = 0
@@ -116,7 +118,13 @@ class Eviction(eviction_pb2_grpc.EvictionServiceServicer):
         async for request in requests:
             self.batches.append(request)
             yield eviction_pb2.ReportResponse(
-                acknowledged_batch=request.batch, clock=self.clock, max_events_per_s=self.max_events_per_s
+                acknowledged_batch=request.batch,
+                clock=self.clock,
+                max_events_per_s=self.max_events_per_s,
+                rule=self.rule,
+                frequency_hints=[
+                    eviction_pb2.FrequencyHint(key=key, frequency=uses) for key, uses in self.hints.items()
+                ],
             )
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.core.eviction.keyed import REQUEST, KeyedOrder
+from services.core.eviction.batches import REQUEST
+from services.core.eviction.keyed import KeyedOrder
 from services.core.eviction.orders import ORDERS
 from services.core.eviction.table import packed
 

@@ -69,6 +69,14 @@ def _add_eviction(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--entries", nargs="+", type=int, default=[], metavar="N", help="sizes of the cache")
     parser.add_argument("--seeds", type=int, default=5, metavar="K", help="draws of costs (default 5)")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="real servers: Redis' own policies beside the sidecar, about 3 minutes a seed",
+    )
+    parser.add_argument(
+        "--requests", type=int, default=120_000, metavar="N", help="with --live: a policy (default 120000)"
+    )
 
 
 def _bench(
@@ -97,6 +105,8 @@ def run_trees(arguments: argparse.Namespace) -> int:
 
 def run_eviction(arguments: argparse.Namespace) -> int:
     """Runs the eviction bench and prints its tables."""
+    if arguments.live:
+        return _run_eviction_live(arguments)
     from loadtest.bench_eviction import Options, main
 
     options = Options(
@@ -106,6 +116,24 @@ def run_eviction(arguments: argparse.Namespace) -> int:
         correlation=arguments.correlation,
         entries=arguments.entries,
         seeds=arguments.seeds,
+    )
+    return main(options, arguments.json)
+
+
+def _run_eviction_live(arguments: argparse.Namespace) -> int:
+    from loadtest.bench_eviction_live import ENTRIES, Options, main
+    from services.runtime.errors import UserError
+
+    if len(arguments.costs) != 1 or len(arguments.entries) > 1:
+        raise UserError("--live takes one of --costs and one of --entries")
+    options = Options(
+        trace=arguments.trace,
+        costs=arguments.costs[0],
+        sizes=arguments.sizes,
+        correlation=arguments.correlation,
+        entries=arguments.entries[0] if arguments.entries else ENTRIES,
+        seeds=arguments.seeds,
+        requests=arguments.requests,
     )
     return main(options, arguments.json)
 

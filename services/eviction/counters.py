@@ -8,8 +8,14 @@ from services.eviction.ledger import Ledger
 from services.eviction.store import Memory
 from services.runtime.metrics import Metrics
 
-START, RESTARTED, VANISHED = REBUILDS = ("start", "redis_restarted", "entries_vanished")
-"""Why the order was learnt anew: at start, Redis is another process, more than half of it is gone."""
+REBUILDS = START, RESTARTED, VANISHED, TAKEN_OVER = (
+    "start",
+    "redis_restarted",
+    "entries_vanished",
+    "taken_over",
+)
+"""Why the order was learnt anew: at start, Redis is another process, more than half of it is gone, or the
+lease of another sidecar has ended."""
 
 
 class Counters:
@@ -34,6 +40,8 @@ class Counters:
         self.rises = metrics.counter("rises_total", "Priorities raised in Redis.")
         self.found = metrics.counter("found_total", "Entries found by scanning that no report told of.")
         self.repaired = metrics.counter("repaired_total", "Keys without an expiry that were given one.")
+        self.pinned = metrics.counter("pinned_total", "Expiries taken from keys of a pinned class.")
+        self.leading = metrics.gauge("leading", "1 while this sidecar holds the lease of its prefix.")
         self.tick = metrics.histogram("tick_seconds", "Time of one enforcement tick.")
         self._rebuilds = metrics.counter(
             "rebuilds_total", "Orders learnt anew by scanning Redis.", ("reason",), REBUILDS
@@ -41,8 +49,8 @@ class Counters:
         self._rebuild_seconds = metrics.gauge("rebuild_seconds", "Time of the last rebuild.")
         self._entries = metrics.gauge("entries", "Entries in the order.")
         self._entry_bytes = metrics.gauge("entry_bytes", "Estimated bytes of the entries.")
-        self._rising = metrics.gauge("waiting_rises", "Priorities that Redis holds too low as yet.")
-        self._clock = metrics.gauge("priority_clock_seconds", "Priority clock L: seconds of computation.")
+        self._rising = metrics.gauge("waiting_rises", "Priorities that Redis is to hold higher.")
+        self._clock = metrics.gauge("priority_clock_units", "Priority clock L, priority units.")
         self.streams = metrics.gauge("report_streams", "Report streams that are open.")
         self.queued = metrics.gauge("queued_events", "Events received and not yet applied.")
         self.unknown_hits = metrics.counter(
@@ -62,7 +70,7 @@ class Counters:
         """Sets the gauges; watermarks are low and high."""
         self._entries.set(len(ledger))
         self._entry_bytes.set(ledger.order.total_bytes)
-        self._clock.set(ledger.order.clock / 1e6)
+        self._clock.set(ledger.order.clock)
         self._rising.set(ledger.waiting_rises)
         self.unknown_hits.inc(ledger.unknown_hits)
         ledger.unknown_hits = 0

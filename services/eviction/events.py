@@ -30,8 +30,9 @@ class Event(NamedTuple):
 class Checker:
     """The limits that reports must keep."""
 
-    def __init__(self, prefix: bytes, max_events: int, max_key_bytes: int) -> None:
+    def __init__(self, prefix: bytes, lease_key: bytes, max_events: int, max_key_bytes: int) -> None:
         self._prefix = prefix
+        self._lease_key = lease_key
         self._max_events = max_events
         self._max_key_bytes = max_key_bytes
 
@@ -52,7 +53,7 @@ class Checker:
         prefix, longest = self._prefix, self._max_key_bytes
         for index, event in enumerate(request.events):
             kind, key = event.kind, event.key
-            if not (key.startswith(prefix) and len(key) <= longest):
+            if not (key.startswith(prefix) and len(key) <= longest and key != self._lease_key):
                 violations.append((f"events[{index}].key", key, self._key_limit(key)))
             if kind == _HIT:
                 checked.append(Event(key, 0, 0, 0))
@@ -77,4 +78,6 @@ class Checker:
     def _key_limit(self, key: bytes) -> str:
         if len(key) > self._max_key_bytes:
             return f"at most {self._max_key_bytes} bytes"
+        if key == self._lease_key:
+            return "another key than that of the lease"
         return f"under the managed prefix {self._prefix.decode()!r}"

@@ -1,19 +1,21 @@
 """What the sidecar believes the cache holds: the order, and the expiry of every entry in Redis.
 
-The order is in this process; Redis holds a copy of each priority as an expiry, always a little behind. The
-ledger keeps both in step without asking: a client reports the expiry that it wrote, and the sidecar knows the
+The order is in this process; Redis holds a copy of each priority as an expiry, a little behind. The ledger
+keeps both in step without asking: a client reports the expiry that it wrote, and the sidecar knows the
 expiries that it raised itself. Where the two diverge (a lost report, a race between a write and a rise, an
 entry that Redis evicted) the compare in unlink.lua fails harmlessly and its answer tells the truth, which is
-learnt here. So a wrong belief costs one skipped eviction, never a wrong one. Nor does it move the clock L,
-which rises by evictions that Redis confirmed: every later priority starts from it, and it never falls, so one
-report of an absurd expiry would otherwise turn the order into LRU for good.
+learnt here. So a wrong belief costs one skipped eviction, never a wrong one.
 
-Pure: no I/O, no clock. Every method is O(log n) or better per entry.
+Every use lifts an entry in the order, but Redis is told only where its copy has fallen behind by half: the
+expiry stands less than half as far above the clock L as the priority does. That is a few rises in an entry's
+life instead of one a use, and what Redis would evict by itself stays close to the order. The rest is raised
+by and by, as the sweep comes past.
+
+Pure: no I/O, no clock. O(1) amortised per event, or O(log n) in orders that keep a heap.
 
 Invariants:
 - an entry is in the order exactly when its expiry is known;
-- every key begins with the prefix;
-- an entry whose priority lies above its expiry in Redis is waiting for a rise.
+- every key begins with the prefix, and none is the lease or pinned.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from services.core.eviction.order import Entry, Order
-from services.core.eviction.priority import expire_at_ms, priority_of, sequence_of
+import numpy as np
 
-GONE = -2
-"""Answer of Redis for a key that does not exist."""
-IMMORTAL = -1
-"""Answer of Redis for a key without an expiry."""
-DONE = 0
-"""Answer of our scripts for a key that was unlinked or raised."""
+from services.core.eviction.batches import ADMIT, HIT, LOOK
+from services.core.eviction.keyed import Entry, KeyedOrder
+from services.core.eviction.priority import BASE_MS, expire_at_ms, priority_of, sequence_of
+from services.core.eviction.table import MAX_KEY_BYTES, packed
+from services.eviction.answers import GONE, IMMORTAL, UNLINKED, Found
+from services.eviction.events import MAX_COST, Event
+from services.eviction.key_classes import PIN, KeyClasses
 
 _OBSERVED = 64
 _SAMPLED = 4
@@ -64,11 +66,11 @@ class Ledger:
 
     `max_entry_bytes` (set by the owner) is the room of the whole cache: an entry above it is never worth
     evicting the rest for and goes first. `overhead_bytes` is what an entry occupies beyond the size that its
-    client reports. `immortal` collects keys without an expiry (key, bytes), `sampled` a few reported sizes;
-    the owner repairs and measures them.
+    client reports. The owner repairs, frees and measures what collects in `immortal` (keys without an
+    expiry), `to_pin` (pinned keys with one) and `sampled` (a few reported sizes).
     """
 
-    def __init__(self, prefix: bytes, order: Order) -> None:
+    def __init__(self, prefix: bytes, order: KeyedOrder, classes: KeyClasses, lease_key: bytes = b"") -> None:
         self.prefix = prefix
         self.order = order
         self.max_entry_bytes = 1 << 62
@@ -76,78 +78,153 @@ class Ledger:
         self.overhead_bytes = 0.0
         self.grown_bytes = 0
         self.unknown_hits = 0
-        self.immortal: list[tuple[bytes, int]] = []
+        self.immortal: list[Found] = []
+        self.to_pin: dict[bytes, None] = {}
         self.sampled: dict[bytes, int] = {}
+        self._classes = classes
+        self._lease_key = lease_key
         self._observations = 0
         self._held: dict[bytes, int] = {}
-        self._rising: dict[bytes, None] = {}
+        self._rising: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return len(self.order)
+        return len(self._held)
 
     @property
     def waiting_rises(self) -> int:
-        """Entries whose priority lies above their expiry in Redis."""
+        """Entries that Redis is to hold higher."""
         return len(self._rising)
 
     def held_ms(self, key: bytes) -> int | None:
         """The expiry that Redis is believed to hold for a key, None when the key is unknown."""
         return self._held.get(key)
 
-    def write(self, key: bytes, reported_bytes: int, cost: int, written_ms: int) -> bool:
-        """A client wrote an entry with this expiry; False when the ledger is full and does not take it."""
-        order = self.order
-        known = key in self._held
-        if not known and len(order) >= self.max_entries:
-            return False
-        size_bytes = reported_bytes + int(self.overhead_bytes)
-        before_bytes = order.total_bytes
-        if size_bytes > self.max_entry_bytes:
-            order.admit(key, size_bytes, 0)  # goes first, and no use helps it
-            self._rising.pop(key, None)
-        else:
-            priority = order.admit(key, size_bytes, cost)
-            written = priority_of(written_ms)
-            if (
-                written > priority
-            ):  # a clock from before our restart: Redis already holds more, so does the order
-                order.set_priority(key, written)
-                self._rising.pop(key, None)
-            elif written < priority:
-                self._rising[key] = None
+    def apply(self, events: Sequence[Event]) -> tuple[list[tuple[bytes, int]], int]:
+        """Takes in a checked report.
+
+        Returns frequencies that its client should know, of keys that were written or whose count has reached
+        a power of two; and how many writes were not taken because the ledger is full.
+        """
+        before_bytes = self.order.total_bytes
+        taken, operations, rows, dropped = self._prepared(events)
+        if not taken:
+            return [], dropped
+        placed = self._run(operations, taken, rows)
+        self.grown_bytes += self.order.total_bytes - before_bytes
+        counts = self.order.rule.frequency_power > 0
+        hints: list[tuple[bytes, int]] = []
+        for key, operation, (priority, frequency) in zip(taken, operations, placed, strict=True):
+            if priority < 0:
+                self.unknown_hits += 1
+                continue
+            self._compare(key, priority)
+            if counts and frequency > 1 and (operation == ADMIT or not frequency & (frequency - 1)):
+                hints.append((key, frequency))
+        return hints, dropped
+
+    def _prepared(
+        self, events: Sequence[Event]
+    ) -> tuple[list[bytes], list[int], list[tuple[int, int, int]], int]:
+        """Keys, operations, (cost, size, least priority) of events for the order; how many were dropped."""
+        held, overhead = self._held, int(self.overhead_bytes)
+        keys, operations, rows, dropped = [], [], [], 0
+        for key, reported_bytes, cost_us, written_ms in events:
+            least_us = self._classes.least_cost_us(key)
+            if least_us == PIN:
+                if written_ms:
+                    self.to_pin[key] = None
+            elif not written_ms:
+                keys.append(key)
+                operations.append(HIT)
+                rows.append((0, 0, 0))
+            elif len(held) >= self.max_entries and key not in held:
+                dropped += 1
             else:
-                self._rising.pop(key, None)
-        self._held[key] = written_ms
-        self.grown_bytes += order.total_bytes - before_bytes
-        if len(self.sampled) < _SAMPLED:
-            self.sampled[key] = reported_bytes
-        return True
+                held[key] = written_ms
+                keys.append(key)
+                operations.append(ADMIT)
+                size_bytes = reported_bytes + overhead
+                if size_bytes > self.max_entry_bytes:  # goes first, and no use helps it
+                    rows.append((0, size_bytes, 0))
+                else:
+                    rows.append((max(cost_us, least_us), size_bytes, priority_of(written_ms)))
+                if len(self.sampled) < _SAMPLED:
+                    self.sampled[key] = reported_bytes
+        return keys, operations, rows, dropped
 
-    def hit(self, key: bytes) -> None:
-        """A client read an entry. Unknown keys are counted; the sweep finds them."""
-        priority = self.order.hit(key)
-        if priority is None:
-            self.unknown_hits += 1
-        elif priority > priority_of(self._held[key]):
-            self._rising[key] = None
+    def _run(
+        self, operations: Sequence[int], keys: Sequence[bytes], rows: Sequence[tuple[int, int, int]]
+    ) -> list[list[int]]:
+        """Operations on the order; (priority, frequency) of each key after its own."""
+        words, ends = packed(keys)
+        columns = np.array(rows, np.int64)
+        placed = np.zeros((len(keys), 2), np.int64)
+        placed[:, 0] = columns[:, 2]
+        operation = np.array(operations, np.uint8)
+        self.order.apply(operation, words, ends, columns[:, 0], columns[:, 1], placed=placed)
+        told: list[list[int]] = placed.tolist()
+        return told
 
-    def learn(self, found: Iterable[tuple[bytes, int, int]]) -> int:
-        """Takes in (key, expiry in Redis, bytes in Redis) triples of a scan; how many were new.
+    def _compare(self, key: bytes, priority: int, share: int = 2) -> None:
+        """Notes a rise where Redis holds less than a share (1/share) of the height above the clock.
+
+        An expiry that is an ordinary time to live is its owner's, and stays.
+        """
+        held_ms, clock = self._held[key], self.order.clock
+        written = priority_of(held_ms)
+        if priority <= written or held_ms < BASE_MS:
+            self._rising.pop(key, None)
+        elif key in self._rising or share * (written - clock) < priority - clock:
+            self._rising[key] = priority
+
+    def manages(self, key: bytes) -> bool:
+        """Whether a key is an entry: under the prefix, not the lease, not longer than an order can hold."""
+        return key.startswith(self.prefix) and key != self._lease_key and len(key) <= MAX_KEY_BYTES
+
+    def learn(self, found: Iterable[Found]) -> int:
+        """Takes in what a scan found; how many entries were new.
 
         Keys already known stay: their reports are fresher. Keys without an expiry go to `immortal`.
         """
-        new = []
-        for key, expiry_ms, size_bytes in found:
-            if key in self._held or expiry_ms == GONE or not key.startswith(self.prefix):
+        new: list[Entry] = []
+        rule, clock = self.order.rule, self.order.clock
+        for item in found:
+            key, expiry_ms, size_bytes, cost_us = item
+            if key in self._held or expiry_ms == GONE or not self.manages(key):
+                continue
+            least_us = self._classes.least_cost_us(key)
+            if least_us == PIN:
+                if expiry_ms >= BASE_MS:
+                    self.to_pin[key] = None
                 continue
             if expiry_ms == IMMORTAL:
-                self.immortal.append((key, size_bytes))
+                self.immortal.append(item)
                 continue
             self._held[key] = expiry_ms
-            too_large = size_bytes > self.max_entry_bytes
-            new.append((key, size_bytes, 0 if too_large else priority_of(expiry_ms)))
+            cost, priority = max(min(cost_us, MAX_COST), least_us, 0), 0
+            if size_bytes > self.max_entry_bytes:
+                cost = 0
+            else:
+                priority = max(priority_of(expiry_ms), rule.priority(clock, cost, size_bytes))
+            new.append(Entry(key, priority, size_bytes, cost))
         self.order.restore(new)
+        for entry in new:
+            self._compare(entry.key, entry.priority)
         return len(new)
+
+    def repaired(self, item: Found) -> Found:
+        """What a key without an expiry is to be: the same with the expiry that its cost makes it worth."""
+        cost_us = max(item.cost_us, self._classes.least_cost_us(item.key), 0)
+        priority = self.order.rule.priority(self.order.clock, cost_us, item.size_bytes)
+        return item._replace(expiry_ms=expire_at_ms(priority, 0))
+
+    def recall(self, keys: Sequence[bytes]) -> None:
+        """Notes every rise, however small, of known keys."""
+        known = [key for key in keys if key in self._held]
+        if known:
+            looked = self._run([LOOK] * len(known), known, [(0, 0, 0)] * len(known))
+            for key, (priority, _) in zip(known, looked, strict=True):
+                self._compare(key, priority, share=1)
 
     def observe(self, reported_bytes: int, used_bytes: int) -> None:
         """An entry reported with one size occupies another: moves `overhead_bytes`, a mean of the last 64."""
@@ -155,108 +232,84 @@ class Ledger:
         overhead = max(used_bytes - reported_bytes, 0)
         self.overhead_bytes += (overhead - self.overhead_bytes) / self._observations
 
-    def take_victims(self, enough_bytes: int, max_keys: int, max_bytes: int) -> list[Victim]:
-        """Takes the next victims out of the order, until `enough_bytes` or a limit is reached.
-
-        At least one, if there is any, so that an entry above `max_bytes` still goes.
-        """
-        victims: list[Victim] = []
-        taken_bytes = 0
-        while len(victims) < max_keys and taken_bytes < enough_bytes:
-            head = self.order.head(1)
-            if not head:
-                break
-            entry = head[0]
-            if victims and taken_bytes + entry.size_bytes > max_bytes:
-                break
-            self.order.remove(entry.key)
+    def take_victims(self, enough_bytes: int, max_keys: int) -> list[Victim]:
+        """Takes the next victims out of the order, until a limit is reached; the last one may exceed it."""
+        victims = []
+        for entry in self.order.pops(max_keys, enough_bytes):
             self._rising.pop(entry.key, None)
             victims.append(Victim(entry, self._held.pop(entry.key)))
-            taken_bytes += entry.size_bytes
         return victims
 
     def settle_victims(self, victims: Sequence[Victim], answers: Sequence[int]) -> Settled:
         """Draws the conclusions from unlink.lua; returns how many victims met which end."""
-        evicted = [v.entry.priority for v, answer in zip(victims, answers, strict=True) if answer == DONE]
-        self.order.advance(max(evicted, default=0))
-        changed = gone = immortal = 0
+        changed: list[Victim] = []
+        gone = immortal = 0
         for victim, answer in zip(victims, answers, strict=True):
-            if answer == DONE:
-                continue
+            entry = victim.entry
             if answer == IMMORTAL:
                 immortal += 1
-                self.immortal.append((victim.entry.key, victim.entry.size_bytes))
+                self.immortal.append(Found(entry.key, IMMORTAL, entry.size_bytes, entry.cost))
             elif answer == GONE:
                 gone += 1
-            else:
-                changed += 1
-                self._put(victim.entry, priority_of(answer), answer)
-        return Settled(len(evicted), changed, gone, immortal)
+            elif answer != UNLINKED:
+                changed.append(Victim(entry._replace(priority=priority_of(answer)), answer))
+        self.return_victims(changed)
+        return Settled(len(victims) - len(changed) - gone - immortal, len(changed), gone, immortal)
 
     def return_victims(self, victims: Iterable[Victim]) -> None:
-        """Puts victims back whose fate is unknown; a later try finds out."""
-        for victim in victims:
-            self._put(victim.entry, victim.entry.priority, victim.expected_ms)
+        """Puts victims back; those that were reported meanwhile are there already."""
+        absent = [victim for victim in victims if victim.entry.key not in self._held]
+        self.order.restore([victim.entry for victim in absent])
+        for entry, expected_ms in absent:
+            self._held[entry.key] = expected_ms
+            self._compare(entry.key, entry.priority)
 
     def take_rises(self, limit: int) -> list[Rise]:
         """Takes out up to `limit` rises that Redis does not have yet, longest waiting first."""
         rises: list[Rise] = []
         while self._rising and len(rises) < limit:
             key = next(iter(self._rising))
-            del self._rising[key]
-            entry, held_ms = self.order.get(key), self._held[key]
-            assert entry is not None
-            target_ms = expire_at_ms(entry.priority, sequence_of(held_ms))
-            if target_ms > held_ms:
-                rises.append(Rise(key, held_ms, target_ms))
+            priority, held_ms = self._rising.pop(key), self._held[key]
+            rises.append(Rise(key, held_ms, expire_at_ms(priority, sequence_of(held_ms))))
         return rises
 
-    def settle_rises(self, rises: Sequence[Rise], answers: Sequence[int]) -> None:
-        """Draws the conclusions from rise.lua; entries reported again meanwhile keep what was reported."""
-        for rise, answer in zip(rises, answers, strict=True):
+    def settle_rises(self, rises: Sequence[Rise], held_ms: Sequence[int]) -> None:
+        """Learns what Redis holds after rises; entries reported again meanwhile keep what was reported."""
+        higher: list[Entry] = []
+        for rise, now_ms in zip(rises, held_ms, strict=True):
             if self._held.get(rise.key) != rise.held_ms:
                 continue
-            if answer == DONE:
-                self._held[rise.key] = rise.target_ms
-            elif answer in (GONE, IMMORTAL):
-                entry = self.order.get(rise.key)
-                assert entry is not None
+            if now_ms == GONE:
                 self.forget(rise.key)
-                if answer == IMMORTAL:
-                    self.immortal.append((rise.key, entry.size_bytes))
-            else:  # Redis holds more than we asked for
-                self._held[rise.key] = answer
-                if answer > rise.target_ms:
-                    self.order.set_priority(rise.key, priority_of(answer))
+            elif now_ms == IMMORTAL:
+                entry = self.forget(rise.key)
+                self.immortal.append(Found(rise.key, IMMORTAL, entry.size_bytes, entry.cost))
+            else:
+                self._held[rise.key] = now_ms
+                if now_ms > rise.target_ms:  # a write whose report is still to come
+                    higher.append(Entry(rise.key, priority_of(now_ms), 0, 0))
+        self.order.restore(higher)
 
     def return_rises(self, rises: Iterable[Rise]) -> None:
         """Puts rises back that may not have arrived; repeating one is harmless."""
         for rise in rises:
             if rise.key in self._held:
-                self._rising[rise.key] = None
+                self._rising[rise.key] = priority_of(rise.target_ms)
 
-    def forget(self, key: bytes) -> None:
-        """Drops an entry that is no longer in Redis."""
-        if self._held.pop(key, None) is not None:
-            self.order.remove(key)
-            self._rising.pop(key, None)
+    def forget(self, key: bytes) -> Entry:
+        """Drops a known entry that is no longer in Redis; what it was."""
+        entry = self.order.get(key)
+        assert entry is not None
+        self.order.remove(key)
+        del self._held[key]
+        self._rising.pop(key, None)
+        return entry
 
-    def clear(self) -> None:
-        """Drops everything but the clock."""
-        self.order.clear()
+    def clear(self, clock: int = 0) -> None:
+        """Drops everything but the clock, which is raised to `clock`."""
+        self.order.clear(clock)
         self._held.clear()
         self._rising.clear()
         self.immortal.clear()
+        self.to_pin.clear()
         self.sampled.clear()
-
-    def _put(self, entry: Entry, priority: int, held_ms: int) -> None:
-        if entry.key in self._held:  # reported again meanwhile
-            return
-        if entry.cost:
-            self.order.admit(entry.key, entry.size_bytes, entry.cost)
-            self.order.set_priority(entry.key, priority)
-        else:
-            self.order.restore([(entry.key, entry.size_bytes, priority)])
-        self._held[entry.key] = held_ms
-        if priority > priority_of(held_ms):
-            self._rising[entry.key] = None

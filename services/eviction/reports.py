@@ -6,6 +6,9 @@ read, and gRPC's flow control holds its client back. Between slices the event lo
 Back-pressure before that: while more events wait than two full batches hold, every stream is told its
 share of four fifths of the rate that events are being applied at; once the queue has been short for a
 second, the limit is lifted.
+
+Nothing is applied while there is no order to apply it to: while another sidecar leads, and while the order is
+being learnt from Redis. Streams then wait in the same bounds.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from services.eviction.counters import Counters
 from services.eviction.events import Event
@@ -26,12 +30,19 @@ _RATE_WINDOW_S = 1.0
 _RELIEF = 0.8
 
 
+class Acknowledgement(NamedTuple):
+    """An applied batch, and frequencies (key, uses) that its client should know."""
+
+    batch: int
+    hints: list[tuple[bytes, int]]
+
+
 class ReportStream:
     """One client's stream: batches on their way in, acknowledgements on their way out."""
 
     def __init__(self) -> None:
         self.room = asyncio.Semaphore(BATCHES_PER_STREAM)
-        self.acknowledgements: deque[int] = deque()
+        self.acknowledgements: deque[Acknowledgement] = deque()
         self.acknowledged = 0
         self.received = 0
         self.changed = asyncio.Event()
@@ -50,6 +61,7 @@ class Reports:
         self._streams: set[ReportStream] = set()
         self._queue: deque[tuple[ReportStream, int, Sequence[Event]]] = deque()
         self._waiting = asyncio.Event()
+        self._released = asyncio.Event()
         self._queued = 0
         self._window: deque[tuple[float, int]] = deque()
         self._long_at_s = -_RATE_WINDOW_S
@@ -77,6 +89,15 @@ class Reports:
         self._queue.append((stream, batch, events))
         self._waiting.set()
 
+    def hold(self) -> None:
+        """Applies nothing until released; this is how it begins."""
+        self._released.clear()
+
+    def release(self) -> None:
+        """Applies what waits, and goes on."""
+        self._released.set()
+        self.clock_moved()
+
     def clock_moved(self) -> None:
         """Has every stream told the clock."""
         for stream in self._streams:
@@ -87,26 +108,20 @@ class Reports:
         while True:
             await self._waiting.wait()
             while self._queue:
+                await self._released.wait()
                 stream, batch, events = self._queue.popleft()
-                self._apply(events)
+                hints, dropped = self._ledger.apply(events)
+                self._counters.events.inc(len(events))
+                self._counters.dropped.inc(dropped)
                 self._queued -= len(events)
                 self._counters.queued.set(self._queued)
                 stream.acknowledged = batch
-                stream.acknowledgements.append(batch)
+                stream.acknowledgements.append(Acknowledgement(batch, hints))
                 stream.changed.set()
                 self._regulate(len(events))
                 self._applied()
                 await asyncio.sleep(0)
             self._waiting.clear()
-
-    def _apply(self, events: Sequence[Event]) -> None:
-        write, hit = self._ledger.write, self._ledger.hit
-        for key, size_bytes, cost_us, expire_at_ms in events:
-            if not expire_at_ms:
-                hit(key)
-            elif not write(key, size_bytes, cost_us, expire_at_ms):
-                self._counters.dropped.inc()
-        self._counters.events.inc(len(events))
 
     def _regulate(self, applied: int) -> None:
         now_s = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,19 +11,24 @@ import grpc
 from redis.exceptions import RedisError
 
 from frugalads.eviction.v1 import eviction_pb2, eviction_pb2_grpc
-from services.core.eviction.greedydual import GreedyDual
+from services.core.eviction.keyed import Entry, KeyedOrder
 from services.eviction.config import EvictionConfig, checked
 from services.eviction.counters import Counters, total
 from services.eviction.discovery import Discovery
 from services.eviction.enforcement import Enforcer
 from services.eviction.events import Checker
+from services.eviction.key_classes import KeyClasses
+from services.eviction.lease import Lease
 from services.eviction.ledger import Ledger
-from services.eviction.reports import Reports, ReportStream
+from services.eviction.reports import Acknowledgement, Reports, ReportStream
 from services.eviction.store import Store
 from services.runtime.errors import InvalidArgument
 from services.runtime.server import Runtime
 
 NAME = "frugalads.eviction.v1.EvictionService"
+_TYPICAL = 1_024
+"""Cost (microseconds) and size (bytes) of an entry of typical worth. A constant, since priorities outlive the
+process: with 1 us a byte as unit, ours tells .01 from 100,000 us a byte apart."""
 MAX_ORDER = 1_000
 """Most victims that GetOrder lists."""
 
@@ -37,21 +43,29 @@ class EvictionService(eviction_pb2_grpc.EvictionServiceServicer):
         self._config = config
         self._runtime = runtime
         self._counters = Counters(runtime.metrics)
-        self._ledger = Ledger(prefix, GreedyDual())
-        self._store = Store(config.redis_url, config.redis_timeout_ms, prefix)
+        order = KeyedOrder(config.order, typical_cost=_TYPICAL, typical_size=_TYPICAL)
+        order.restore(
+            [Entry(b"first", 0, 0, 0)]
+        )  # compiles or loads the kernels before anybody waits for them
+        order.pop()
+        self._store = Store(config.redis_url, config.redis_timeout_ms, prefix, config.cost_field)
+        lease_key = self._store.lease_key
+        self._ledger = Ledger(prefix, order, KeyClasses(prefix, config.key_classes), lease_key)
         self._reports = Reports(self._ledger, self._counters, config.max_events, self._on_applied)
-        self._checker = Checker(prefix, config.max_events, config.max_key_bytes)
-        discovery = Discovery(self._ledger, self._store, self._counters, runtime.log)
+        self._checker = Checker(prefix, lease_key, config.max_events, config.max_key_bytes)
+        lease = Lease(self._store, config.lease_ms)
+        discovery = Discovery(self._ledger, self._store, lease, self._counters, runtime.log)
         redis = runtime.health.dependency("redis", required=True)
         self._enforcer = Enforcer(
             config,
             self._ledger,
             self._store,
             discovery,
+            lease,
             redis,
+            self._reports,
             self._counters,
             runtime.log,
-            self._reports.clock_moved,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -85,6 +99,8 @@ class EvictionService(eviction_pb2_grpc.EvictionServiceServicer):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await self._enforcer.lease.give_up(self._ledger.order.clock)
         await self._store.close()
 
     async def Report(
@@ -97,12 +113,12 @@ class EvictionService(eviction_pb2_grpc.EvictionServiceServicer):
         reader = asyncio.create_task(self._read(stream, request_iterator))
         reader.add_done_callback(lambda _: stream.changed.set())
         try:
-            yield self._response(stream.acknowledged)
+            yield self._response(Acknowledgement(stream.acknowledged, []))
             while True:
                 await stream.changed.wait()
                 stream.changed.clear()
                 if not stream.acknowledgements and not reader.done():
-                    yield self._response(stream.acknowledged)
+                    yield self._response(Acknowledgement(stream.acknowledged, []))
                 while stream.acknowledgements:
                     yield self._response(stream.acknowledgements.popleft())
                     stream.room.release()
@@ -121,11 +137,20 @@ class EvictionService(eviction_pb2_grpc.EvictionServiceServicer):
             await stream.room.acquire()
             self._reports.put(stream, request.batch, events)
 
-    def _response(self, acknowledged: int) -> eviction_pb2.ReportResponse:
+    def _response(self, acknowledged: Acknowledgement) -> eviction_pb2.ReportResponse:
+        order = self._ledger.order
+        rule = eviction_pb2.PriorityRule(
+            **order.rule._asdict(), overhead_bytes=int(self._ledger.overhead_bytes)
+        )
         return eviction_pb2.ReportResponse(
-            acknowledged_batch=acknowledged,
-            clock=self._ledger.order.clock,
+            acknowledged_batch=acknowledged.batch,
+            clock=order.clock,
+            frequency_hints=[
+                eviction_pb2.FrequencyHint(key=key, frequency=frequency)
+                for key, frequency in acknowledged.hints
+            ],
             max_events_per_s=self._reports.max_events_per_s,
+            rule=rule,
         )
 
     async def GetStats(
@@ -147,6 +172,8 @@ class EvictionService(eviction_pb2_grpc.EvictionServiceServicer):
             backstop_evicted=total(counters.backstop),
             events=total(counters.events),
             rebuilt=counters.last_rebuilt,
+            leading=enforcer.lease.leads,
+            epoch=enforcer.lease.epoch,
         )
 
     async def GetOrder(

@@ -1,8 +1,8 @@
 """The Redis side of the sidecar: every command that it sends, and what the server must be like.
 
 Commands are bounded: at most 64 keys a script (Redis runs one script at a time, and everybody waits for it).
-Values are never read. Errors of the connection are redis-py's; a server that cannot serve as a managed cache
-raises UserError with the setting that mends it.
+Values are never read, but for one field of hashes where the operator names it. Errors of the connection are
+redis-py's; a server that cannot serve as a managed cache raises UserError with the setting that mends it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ResponseError
 
+from services.eviction.answers import Found
 from services.runtime.errors import UserError
 from services.runtime.redis_client import connect
 
-SCRIPT_KEYS = 64
-"""Most keys in one script."""
+SCRIPT_KEYS = 63
+"""Most entries in one script; with the lease that makes 64 keys."""
 
 _LEAST_VERSION = (7, 0)
 _SETTINGS = {
@@ -33,8 +34,12 @@ _GLOB = re.compile(rb"([*?\[\]\\])")
 
 _SCRIPTS = {
     name: Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("unlink.lua", "rise.lua", "describe.lua")
+    for name in ("unlink.lua", "describe.lua", "lease.lua")
 }
+
+
+class Fenced(Exception):
+    """Evictions were refused because the lease is not ours."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class Memory:
     """What one INFO says. `used_bytes` is what Redis compares with maxmemory: logical, not resident."""
 
     run_id: str
+    role: str
     policy: str
     used_bytes: int
     max_bytes: int
@@ -62,7 +68,7 @@ class Unlinked:
 class Store:
     """One cache server. Event-loop only; commands follow one another."""
 
-    def __init__(self, url: str, timeout_ms: int, prefix: bytes) -> None:
+    def __init__(self, url: str, timeout_ms: int, prefix: bytes, cost_field: str = "") -> None:
         try:
             self._redis = connect(url, timeout_ms, max_connections=2)
         except ValueError as error:
@@ -71,6 +77,8 @@ class Store:
         self.address = f"{keywords.get('host', keywords.get('path', '?'))}:{keywords.get('port', '')}"
         self._database = f"db{keywords.get('db') or 0}"
         self._pattern = _GLOB.sub(rb"\\\1", prefix) + b"*"
+        self._cost_field = cost_field.encode()
+        self.lease_key = prefix + b"~lease"
         self._digests: dict[str, str] = {}
 
     async def verify(self) -> Memory:
@@ -84,7 +92,15 @@ class Store:
             raise UserError(
                 f"{self.address}: server version {version} is older than 7.0 (PEXPIREAT GT, PEXPIRETIME)"
             )
+        if (await self._redis.info("cluster")).get("cluster_enabled"):
+            raise UserError(
+                f"{self.address}: is part of a cluster; a sidecar keeps one server that stands alone"
+            )
         memory = await self.memory()
+        if memory.role != "master":
+            raise UserError(
+                f"{self.address}: is a {memory.role}; a sidecar evicts from the primary, which replicates it"
+            )
         if memory.max_bytes == 0:
             raise UserError(
                 f"{self.address}: maxmemory is 0, so there is nothing to evict for; set it in the server's"
@@ -114,9 +130,10 @@ class Store:
 
     async def memory(self) -> Memory:
         """Memory, counters and identity of the server in one command."""
-        info: dict[str, Any] = await self._redis.info("server", "memory", "stats", "keyspace")
+        info: dict[str, Any] = await self._redis.info("server", "memory", "stats", "keyspace", "replication")
         return Memory(
             run_id=str(info["run_id"]),
+            role=str(info["role"]),
             policy=str(info["maxmemory_policy"]),
             used_bytes=int(info["used_memory"]) - int(info["mem_not_counted_for_evict"]),
             max_bytes=int(info["maxmemory"]),
@@ -125,43 +142,82 @@ class Store:
             keys=int(info.get(self._database, {}).get("keys", 0)),
         )
 
-    async def unlink(self, keys: Sequence[bytes], expected_ms: Sequence[int]) -> Unlinked:
-        """Unlinks the keys whose expiry is still the expected one, and measures what that freed."""
-        before, after, answers = await self._evaluate("unlink.lua", keys, expected_ms)
+    async def unlink(self, token: bytes, keys: Sequence[bytes], expected_ms: Sequence[int]) -> Unlinked:
+        """Unlinks the keys whose expiry is still the expected one, and measures what that freed.
+
+        Raises Fenced, and unlinks nothing, where the lease does not begin with the token.
+        """
+        try:
+            answer = await self._evaluate("unlink.lua", (self.lease_key, *keys), (token, *expected_ms))
+        except ResponseError as error:
+            if str(error).startswith("FENCED"):
+                raise Fenced(str(error)) from error
+            raise
+        before, after, answers = answer
         return Unlinked(answers, before - after, after)
 
-    async def rise(self, keys: Sequence[bytes], targets_ms: Sequence[int]) -> list[int]:
-        """Raises expiries; answers as rise.lua describes."""
-        answers: list[int] = await self._evaluate("rise.lua", keys, targets_ms)
-        return answers
+    async def lease(self, holder: str, epoch: int, clock: int, stale: bytes) -> tuple[bool, bytes]:
+        """Renews or takes the lease as lease.lua does; whether the holder has it now, and its value."""
+        has_it, value = await self._evaluate("lease.lua", (self.lease_key,), (holder, epoch, clock, stale))
+        return bool(has_it), value
 
-    async def _evaluate(self, name: str, keys: Sequence[bytes], numbers: Sequence[int]) -> Any:
+    async def rise(self, keys: Sequence[bytes], targets_ms: Sequence[int]) -> list[int]:
+        """Raises expiries, never lowers one nor gives one to a key without; the expiry that each has then.
+
+        Pipelined commands cost Redis half of what a script does, and let others in between.
+        """
+        pipe = self._redis.pipeline(transaction=False)
+        for key, target_ms in zip(keys, targets_ms, strict=True):
+            pipe.pexpireat(key, target_ms, gt=True)
+        raised = await pipe.execute()
+        refused = [key for key, answer in zip(keys, raised, strict=True) if not answer]
+        for key in refused:
+            pipe.execute_command("PEXPIRETIME", key)
+        held = iter(await pipe.execute() if refused else [])
+        return [target if done else int(next(held)) for done, target in zip(raised, targets_ms, strict=True)]
+
+    async def _evaluate(
+        self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | int]
+    ) -> Any:
         try:
-            return await self._redis.evalsha(self._digests[name], len(keys), *keys, *numbers)
+            return await self._redis.evalsha(self._digests[name], len(keys), *keys, *arguments)
         except NoScriptError:  # somebody's SCRIPT FLUSH
             self._digests[name] = await self._redis.script_load(_SCRIPTS[name])
-            return await self._redis.evalsha(self._digests[name], len(keys), *keys, *numbers)
+            return await self._redis.evalsha(self._digests[name], len(keys), *keys, *arguments)
 
     async def scan(self, cursor: int, count: int) -> tuple[int, list[bytes]]:
         """About `count` keys of the server from a cursor, those under the prefix; 0 begins and ends."""
         answer: Any = await self._redis.scan(cursor, match=self._pattern, count=count)
         return int(answer[0]), answer[1]
 
-    async def describe(self, keys: Sequence[bytes]) -> list[tuple[bytes, int, int]]:
-        """(key, expiry, bytes in memory) of each key; expiry -1: none, -2: no such key."""
-        described: list[tuple[bytes, int, int]] = []
-        for first in range(0, len(keys), SCRIPT_KEYS):
-            some = keys[first : first + SCRIPT_KEYS]
-            answers = await self._evaluate("describe.lua", some, ())
-            described += zip(some, answers[::2], answers[1::2], strict=True)
+    async def describe(self, keys: Sequence[bytes]) -> list[Found]:
+        """What is known of each key."""
+        described: list[Found] = []
+        chunks = [keys[first : first + SCRIPT_KEYS] for first in range(0, len(keys), SCRIPT_KEYS)]
+        pipe = self._redis.pipeline(transaction=False)
+        for chunk in chunks:
+            pipe.evalsha(self._digests["describe.lua"], len(chunk), *chunk, self._cost_field)
+        for chunk, answers in zip(chunks, await pipe.execute(raise_on_error=False), strict=True):
+            if isinstance(answers, NoScriptError):
+                answers = await self._evaluate("describe.lua", chunk, (self._cost_field,))
+            elif isinstance(answers, Exception):
+                raise answers
+            described += map(Found, chunk, answers[::3], answers[1::3], answers[2::3])
         return described
 
-    async def mortalise(self, keys: Sequence[bytes], expire_ms: int) -> list[bool]:
-        """Gives an expiry to the keys that have none; whether each got it."""
+    async def mortalise(self, found: Sequence[Found]) -> list[bool]:
+        """Gives their expiries to the keys that have none; whether each got it."""
+        pipe = self._redis.pipeline(transaction=False)
+        for item in found:
+            pipe.pexpireat(item.key, item.expiry_ms, nx=True)
+        return [bool(answer) for answer in await pipe.execute()]
+
+    async def pin(self, keys: Sequence[bytes]) -> None:
+        """Takes the expiries from keys."""
         pipe = self._redis.pipeline(transaction=False)
         for key in keys:
-            pipe.pexpireat(key, expire_ms, nx=True)
-        return [bool(answer) for answer in await pipe.execute()]
+            pipe.persist(key)
+        await pipe.execute()
 
     async def close(self) -> None:
         """Closes the connections."""

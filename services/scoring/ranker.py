@@ -243,7 +243,7 @@ class Ranker:
 
     async def _write(self, fingerprint: bytes, entry: AdsList, likeness: float | None) -> None:
         """Write a list; `likeness` is its similarity to the one it replaces, None where it replaces none."""
-        priority = self._reporter.priority(entry.cost_us)
+        priority = self._reporter.priority(self._cache.key(fingerprint), entry.cost_us)
         try:
             written = await self._cache.put(fingerprint, entry, priority.expire_at_ms)
         except CacheUnavailable:

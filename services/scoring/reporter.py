@@ -1,4 +1,4 @@
-"""Tells the eviction sidecar what happens to entries, and learns the priority clock from it.
+"""Tells the eviction sidecar what happens to entries, and learns from it how to compute their priorities.
 
 No answer waits for this: an event is appended to a bounded queue, the oldest falls out when it is full, and
 hits are thinned out while it is more than half full or the sidecar has set a rate. A lost event costs
@@ -6,6 +6,9 @@ accuracy of the order, never correctness (see services/core/eviction/priority.py
 themselves).
 
 The stream is opened again with a back-off when it breaks; meanwhile priorities start from the last clock.
+
+A priority is computed before its write, when the size of the value is not known yet: the mean of the last
+writes stands for it. Lists are much alike, and the sidecar raises what was written too low.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from itertools import islice
 from typing import NamedTuple
 
 import grpc
@@ -20,6 +24,7 @@ import structlog
 
 from frugalads.eviction.v1 import eviction_pb2, eviction_pb2_grpc
 from services.core.eviction.priority import expire_at_ms
+from services.core.eviction.rules import DEFAULT, Rule
 from services.runtime.metrics import Metrics
 from services.scoring.cache import Written
 from services.scoring.tasks import end
@@ -31,7 +36,9 @@ _INTERVAL_S = 0.05
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 5.0
 _THINNED = 8  # one hit in so many is kept when hits are thinned out
-
+_HINTED_KEYS = 65_536
+_FIRST_SIZE_BYTES = 1_024.0
+_SIZE_SHARE = 1 / 64  # of a new size in the mean
 
 ReportCall = grpc.aio.StreamStreamCall[eviction_pb2.ReportRequest, eviction_pb2.ReportResponse]
 
@@ -63,6 +70,10 @@ class Reporter:
         self._queue: deque[_Event] = deque(maxlen=QUEUE_EVENTS)
         self._arrived = asyncio.Event()
         self._clock = 0
+        self._rule = DEFAULT
+        self._overhead_bytes = 0
+        self._size_bytes = _FIRST_SIZE_BYTES
+        self._frequencies: dict[bytes, int] = {}
         # Two processes, or one before and after a restart, should not use equal sequences at the same time.
         self._sequence = time.time_ns() // 1_000_000
         self._max_events_per_s = 0
@@ -74,21 +85,24 @@ class Reporter:
         )
         self._sent = metrics.counter("events_sent_total", "Cache events reported to the eviction sidecar.")
         metrics.gauge(
-            "priority_clock_seconds", "Priority clock L as the sidecar last told it: seconds of computation."
-        ).set_function(lambda: self._clock / 1e6)
+            "priority_clock_units", "Priority clock L as the sidecar last told it, priority units."
+        ).set_function(lambda: self._clock)
 
     @property
     def clock(self) -> int:
         """Priority clock L as last told by the sidecar; 0 before."""
         return self._clock
 
-    def priority(self, cost_us: int) -> Priority:
-        """Priority of the next write, L + cost (GreedyDual, section 3.1 of GD-Wheel, EuroSys'15)."""
+    def priority(self, key: bytes, cost_us: int) -> Priority:
+        """Priority of the next write of a key, by the sidecar's clock, rule and hint for the key."""
         self._sequence += 1
-        return Priority(self._sequence, expire_at_ms(self._clock + cost_us, self._sequence))
+        size_bytes = int(self._size_bytes) + self._overhead_bytes
+        priority = self._rule.priority(self._clock, cost_us, size_bytes, self._frequencies.get(key, 1))
+        return Priority(self._sequence, expire_at_ms(priority, self._sequence))
 
     def written(self, written: Written, cost_us: int, priority: Priority) -> None:
         """Report a write that took place."""
+        self._size_bytes += (written.size_bytes - self._size_bytes) * _SIZE_SHARE
         kind = eviction_pb2.EVENT_KIND_ADMIT if written.is_new else eviction_pb2.EVENT_KIND_REFRESH
         self._put(
             _Event(kind, written.key, written.size_bytes, cost_us, priority.sequence, priority.expire_at_ms)
@@ -132,8 +146,7 @@ class Reporter:
             try:
                 async for response in call:
                     backoff_s = _FIRST_BACKOFF_S
-                    self._clock = max(self._clock, response.clock)
-                    self._max_events_per_s = response.max_events_per_s
+                    self._learn(response)
             except grpc.aio.AioRpcError as error:
                 self._log.warning("eviction_stream_broken", code=error.code().name, retry_s=backoff_s)
             finally:
@@ -143,6 +156,18 @@ class Reporter:
                 await asyncio.gather(writer, return_exceptions=True)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _LONGEST_BACKOFF_S)
+
+    def _learn(self, response: eviction_pb2.ReportResponse) -> None:
+        self._clock = max(self._clock, response.clock)
+        self._max_events_per_s = response.max_events_per_s
+        if response.HasField("rule"):
+            told = response.rule
+            self._rule = Rule(told.scale, told.cost_power, told.size_power, told.frequency_power)
+            self._overhead_bytes = told.overhead_bytes
+        for hint in response.frequency_hints:
+            self._frequencies[hint.key] = hint.frequency
+        for key in list(islice(self._frequencies, max(len(self._frequencies) - _HINTED_KEYS, 0))):
+            del self._frequencies[key]  # the oldest
 
     async def _write_batches(self, call: ReportCall) -> None:
         batch = 0

@@ -13,6 +13,7 @@ from math import sqrt
 import numpy as np
 
 from services.core.eviction.priority import MAX_PRIORITY
+from services.core.eviction.values import MOST_WORTH
 
 
 def quotient(weight: int, cost: int, size: int) -> int:
@@ -29,6 +30,7 @@ class Row:
     cost: int
     priority: int = 0
     used: int = 0
+    turn: int = 0
     count: int = 0
     part: int = 0
 
@@ -88,14 +90,21 @@ class GreedyDualModel(Model):
 
     def placed(self, row: Row) -> None:
         self.uses += 1
-        row.used = self.uses
-        row.priority = min(self.clock + self.worth(row), MAX_PRIORITY)
+        row.used = row.turn = self.uses
+        row.priority = min(self.clock + min(self.worth(row), MOST_WORTH), MAX_PRIORITY)
 
     def victim(self) -> Row:
-        return min(self.rows.values(), key=lambda row: (row.priority, row.used))
+        return min(self.rows.values(), key=lambda row: (row.priority, row.turn))
 
     def popped(self, row: Row) -> None:
         self.clock = row.priority
+
+    def place(self, row: Row, priority: int) -> None:
+        """At a priority of its owner's, the newest among equals; no use."""
+        self.rows[row.key] = row
+        self.uses += 1
+        row.turn = self.uses
+        row.priority = min(max(priority, self.clock), self.clock + MOST_WORTH, MAX_PRIORITY)
 
 
 class GdsfModel(GreedyDualModel):

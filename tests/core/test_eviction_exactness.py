@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.core.eviction.keyed import ADMIT, HIT, REMOVE, REQUEST, KeyedOrder
+from services.core.eviction.batches import ADMIT, HIT, REMOVE, REQUEST
+from services.core.eviction.keyed import KeyedOrder
 from services.core.eviction.replay import replay
 from services.core.eviction.table import packed, siphash
 
@@ -123,7 +124,7 @@ def test_the_hash_is_that_of_python() -> None:
 
 def test_keys_that_differ_in_a_byte_or_a_zero_are_different_keys() -> None:
     order = KeyedOrder("lru")
-    held = [b"", b"\0", b"\0\0", b"a", b"a\0", b"b", b"a" * 7, b"a" * 8, b"a" * 255, b"a" * 254 + b"b"]
+    held = [b"", b"\0", b"\0\0", b"a", b"a\0", b"b", b"a" * 7, b"a" * 8, b"a" * 300, b"a" * 299 + b"b"]
     for n, key in enumerate(held):
         order.admit(key, n, n)
     assert [entry.key for entry in order.head(20)] == held

@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.core.eviction.keyed import REQUEST, KeyedOrder
+from services.core.eviction.batches import REQUEST
+from services.core.eviction.keyed import KeyedOrder
 from services.core.eviction.orders import NAMES, ORDERS
 from services.core.eviction.table import packed
 
@@ -167,8 +168,8 @@ def test_bad_input_is_refused_by_name() -> None:
         order.admit(b"a", -1, 0)
     with pytest.raises(ValueError, match=r"costs: .* leave 0\.\.2\*\*60"):
         order.admit(b"a", 0, 2**60 + 1)
-    with pytest.raises(ValueError, match="256 bytes are more than 255"):
-        order.admit(b"a" * 256, 0, 0)
+    with pytest.raises(ValueError, match="65536 bytes are more than 65535"):
+        order.admit(b"a" * 65_536, 0, 0)
     words, ends = packed([b"a"])
     column = np.array([1])
     with pytest.raises(ValueError, match=r"operation 9 is none of 0\.\.3"):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.core.eviction.keyed import ADMIT, KeyedOrder
+from services.core.eviction.batches import ADMIT
+from services.core.eviction.keyed import KeyedOrder
 from services.core.eviction.table import packed
 
 WHEELS = ["gdwheel", "gdwheel2015", "ours"]

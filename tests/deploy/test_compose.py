@@ -49,8 +49,8 @@ MISTAKES = [
     (COMPOSE, '"127.0.0.1:7400:7400"', '"127.0.0.1:7400:7420"', "scoring: publishes 7420"),
     (
         COMPOSE,
-        "    mem_limit: 512m\n",
-        '    mem_limit: 512m\n    ports: ["127.0.0.1:1:1"]\n',
+        "    mem_limit: 768m\n",
+        '    mem_limit: 768m\n    ports: ["127.0.0.1:1:1"]\n',
         "eviction: publishes",
     ),
     (COMPOSE, "stop_grace_period: 15s", "stop_grace_period: 9s", "scoring: is killed before the 10 s"),

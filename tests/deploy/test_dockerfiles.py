@@ -207,7 +207,7 @@ def test_a_forgotten_library_is_noticed() -> None:
         ("retrieval", {"redis", "ctranslate2", "pyarrow", "torch"}),
         ("inference", {"redis", "faiss-cpu", "pyarrow", "torch"}),
         ("scoring", {"faiss-cpu", "ctranslate2", "pyarrow", "torch"}),
-        ("eviction", {"numpy", "faiss-cpu", "ctranslate2", "pyarrow", "torch"}),
+        ("eviction", {"faiss-cpu", "ctranslate2", "pyarrow", "torch"}),
         ("seed", {"redis", "faiss-cpu", "ctranslate2", "torch"}),
     ],
 )

@@ -27,9 +27,9 @@ MISSES, HITS, REFRESHES = 6, 4, 1  # the sixth call for a query is its fifth hit
 UNITS = {"seconds", "bytes", "usd"}
 COUNTED = {
     "ads", "calls", "changes", "computations", "entries", "events", "lists", "rises", "rows",
-    "streams", "texts",
+    "streams", "texts", "units",
 }  # fmt: skip
-STATES = {"ready", "up", "open", "paused"}
+STATES = {"ready", "up", "open", "paused", "leading"}
 UNUSED = re.compile(
     r"process_(virtual_memory_bytes|start_time_seconds|(open|max)_fds)|python_info"  # of every Python process
     r"|scrape_.*|up|ALERTS(_FOR_STATE)?"  # Prometheus' own

@@ -1,6 +1,6 @@
 """A client that writes and reports as fast as it can: `full_speed_writer.py REDIS_PORT SIDECAR WRITES`.
 
-Values are 50 B to 20 kB, log-uniform. Prints writes per second, the most memory it saw used, and the p99 of a
+Values are 50 B to 1 MB, log-uniform. Prints writes per second, the most memory it saw used, and the p99 of a
 GET in between, seconds.
 """
 
@@ -43,7 +43,7 @@ def main(port: int, target: str, writes: int) -> None:
         pipe, events = client.pipeline(transaction=False), []
         for _ in range(8):
             key, cost = b"frugalads:list:%d" % written, draw.randrange(10**6)
-            value, expiry = b"x" * int(50 * 400 ** draw.random()), expire_at_ms(clock.now + cost, written)
+            value, expiry = b"x" * int(50 * 20_000 ** draw.random()), expire_at_ms(clock.now + cost, written)
             pipe.set(key, value, pxat=expiry)
             events.append(
                 eviction_pb2.Event(

@@ -22,6 +22,7 @@ from services.eviction.server import NAME, build
 from services.runtime.server import start_server
 
 PREFIX = b"frugalads:list:"
+LEASE = PREFIX + b"~lease"
 
 
 def key(number: int | str) -> bytes:
@@ -69,8 +70,8 @@ def hit(name: int | str) -> eviction_pb2.Event:
 
 
 def managed(client: redis.Redis) -> set[bytes]:
-    """The keys under the prefix."""
-    return set(client.scan_iter(match=PREFIX + b"*", count=10_000))
+    """The entries: keys under the prefix, but for the lease."""
+    return set(client.scan_iter(match=PREFIX + b"*", count=10_000)) - {LEASE}
 
 
 def squeeze(client: redis.Redis, share: float = 0.95) -> None:
@@ -103,6 +104,7 @@ class Reporter:
         self.clock = 0
         self.acknowledged = -1
         self.max_events_per_s = 0
+        self.frequencies: dict[bytes, int] = {}
 
     async def read(self) -> eviction_pb2.ReportResponse:
         answer = await self._call.read()
@@ -111,6 +113,7 @@ class Reporter:
             raise AssertionError(f"the stream ended: {code} {details}")
         self.clock, self.acknowledged = answer.clock, answer.acknowledged_batch
         self.max_events_per_s = answer.max_events_per_s
+        self.frequencies |= {hint.key: hint.frequency for hint in answer.frequency_hints}
         response: eviction_pb2.ReportResponse = answer
         return response
 
@@ -176,8 +179,8 @@ class Sidecar:
 
 @contextlib.asynccontextmanager
 async def sidecar(url: str, **options: Any) -> AsyncIterator[Sidecar]:
-    """The sidecar on a Redis, with short ticks."""
-    config = EvictionConfig(redis_url=url, **{"tick_ms": 20, **options})
+    """The sidecar on a Redis, with short ticks, and GreedyDual, whose victims a test can name."""
+    config = EvictionConfig(redis_url=url, **{"tick_ms": 20, "order": "greedydual", **options})
     async with (
         start_server("eviction", config, build) as running,
         grpc.aio.insecure_channel(target := f"127.0.0.1:{running.port}") as channel,

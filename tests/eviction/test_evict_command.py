@@ -28,11 +28,15 @@ def test_serves_the_given_redis_until_sigterm(valkey_server: RedisProcess) -> No
     with valkey_server.client() as client:
         client.config_set("maxmemory", 64 << 20)
         client.set("mine:1", "x")
+        client.set("mine:dear:1", "x")
+        client.set("mine:vip:1", "x")
+        client.hset("mine:hash", "us", "700")
     code = (
         "import argparse, sys; from services.commands import evict; parser = argparse.ArgumentParser();"
         "evict.register(parser.add_subparsers()); args = parser.parse_args(); sys.exit(args.run(args))"
     )
     argv = ["evict", "--redis", valkey_server.url, "--prefix", "mine:", "--port", "0"]
+    argv += ["--order", "gdsf", "--classes", "dear:=5000, vip:=pin", "--cost-field", "us"]
     process = subprocess.Popen(
         [sys.executable, "-c", code, *argv],
         cwd=Path(__file__).parents[2],
@@ -43,7 +47,8 @@ def test_serves_the_given_redis_until_sigterm(valkey_server: RedisProcess) -> No
         async with grpc.aio.insecure_channel(target := f"127.0.0.1:{serving_port(process)}") as channel:
             it = Sidecar(channel, target)
             await it.until_ready()
-            assert [entry.key for entry in await it.order()] == [b"mine:1"]
+            assert [entry.key for entry in await it.order()] == [b"mine:1", b"mine:hash", b"mine:dear:1"]
+            assert (await it.stats()).order == "gdsf"
 
     try:
         asyncio.run(scenario())
@@ -64,6 +69,12 @@ def test_a_redis_that_cannot_be_managed_is_an_error(valkey_server: RedisProcess)
 def test_wrong_options_name_themselves() -> None:
     args = parse("--redis", "http://example")
     with pytest.raises(UserError, match="redis_url"):
+        args.run(args)
+    args = parse("--classes", "vip")
+    with pytest.raises(UserError, match="key_classes: 'vip' must end in pin"):
+        args.run(args)
+    args = parse("--order", "lru")
+    with pytest.raises(UserError, match="ORDER: 'lru' is not one of ours"):
         args.run(args)
     args = parse("--prefix", "")
     with pytest.raises(UserError, match="key_prefix"):

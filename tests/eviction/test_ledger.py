@@ -2,51 +2,63 @@
 
 from __future__ import annotations
 
+from unittest import TestCase
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.core.eviction.greedydual import GreedyDual
+from services.core.eviction.keyed import KeyedOrder
 from services.core.eviction.priority import EXPIRE_LIMIT_MS, MAX_PRIORITY, expire_at_ms, priority_of
-from services.eviction.ledger import DONE, GONE, IMMORTAL, Ledger
+from services.core.eviction.values import MOST_WORTH
+from services.eviction.answers import GONE, IMMORTAL, UNLINKED, Found
+from services.eviction.events import Event
+from services.eviction.key_classes import KeyClasses
+from services.eviction.ledger import Ledger
+from services.runtime.errors import ConfigError
 
-PREFIX = b"p:"
-keys = st.integers(0, 7).map(lambda n: PREFIX + b"%d" % n)
+PREFIX, LEASE = b"p:", b"p:~lease"
+keys = st.sampled_from([PREFIX + name for name in (b"0", b"1", b"2", b"3", b"4", b"pin1", b"least1")])
 costs = st.one_of(st.integers(0, 20), st.integers(0, 2**40))
+
+
+def ledger_of(order: str, classes: str = "") -> Ledger:
+    keyed = KeyedOrder(order, typical_cost=1_024, typical_size=1_024)
+    return Ledger(PREFIX, keyed, KeyClasses(PREFIX, classes), LEASE)
 
 
 class LedgerMachine(RuleBasedStateMachine):
     """`redis` is what the server holds: key -> expiry, IMMORTAL without one."""
 
+    order: str
+
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(PREFIX, GreedyDual())
+        self.ledger = ledger_of(self.order, "pin=pin, least=70")
         self.redis: dict[bytes, int] = {}
         self.sequence = 0
-        self.late: list[tuple[bytes, int, int]] = []
-
-    def _set(self, key: bytes, cost: int) -> int:
-        self.sequence += 1
-        self.redis[key] = expire_at_ms(min(self.ledger.order.clock + cost, MAX_PRIORITY), self.sequence)
-        return self.redis[key]
+        self.late: list[Event] = []
 
     @rule(key=keys, cost=costs, late=st.booleans())
     def client_writes(self, key: bytes, cost: int, late: bool) -> None:
-        expiry = self._set(key, cost)
+        self.sequence += 1
+        self.redis[key] = expire_at_ms(min(self.ledger.order.clock + cost, MAX_PRIORITY), self.sequence)
+        event = Event(key, 10, cost, self.redis[key])
         if late:
-            self.late.append((key, cost, expiry))
+            self.late.append(event)
         else:
-            self.ledger.write(key, 10, cost, expiry)
+            self.ledger.apply([event])
 
-    @rule(data=st.data())
-    def a_late_report_arrives(self, data: st.DataObject) -> None:
-        if self.late:
-            key, cost, expiry = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
-            self.ledger.write(key, 10, cost, expiry)
+    @rule(key=keys, lives_until_ms=st.integers(1, 2**41))
+    def somebody_writes_it_with_a_time_to_live(self, key: bytes, lives_until_ms: int) -> None:
+        self.redis[key] = lives_until_ms
 
-    @rule(key=keys)
-    def client_reads(self, key: bytes) -> None:
-        self.ledger.hit(key)
+    @rule(count=st.integers(1, 4), reads=st.lists(keys, max_size=4))
+    def late_reports_arrive_with_reads(self, count: int, reads: list[bytes]) -> None:
+        events = self.late[:count] + [Event(key, 0, 0, 0) for key in reads]
+        del self.late[:count]
+        self.ledger.apply(events)
 
     @rule(key=keys)
     def redis_loses(self, key: bytes) -> None:
@@ -62,30 +74,28 @@ class LedgerMachine(RuleBasedStateMachine):
         if not arrives:
             self.ledger.return_rises(rises)
             return
-        answers = []
         for rise in rises:
             held = self.redis.get(rise.key, GONE)
+            assert rise.target_ms > rise.held_ms
             if 0 < held < rise.target_ms:
                 self.redis[rise.key] = rise.target_ms
-                held = DONE
-            answers.append(held)
-        self.ledger.settle_rises(rises, answers)
+        self.ledger.settle_rises(rises, [self.redis.get(rise.key, GONE) for rise in rises])
 
     @rule(count=st.integers(1, 4), answered=st.booleans())
     def evict(self, count: int, answered: bool) -> None:
         head = [entry.key for entry in self.ledger.order.head(count)]
-        victims = self.ledger.take_victims(1 << 40, count, 1 << 40)
+        victims = self.ledger.take_victims(1 << 40, count)
         assert [victim.entry.key for victim in victims] == head
         answers = []
         for key, expected in ((v.entry.key, v.expected_ms) for v in victims):
             held = self.redis.get(key, GONE)
             if held == expected:
                 del self.redis[key]
-                held = DONE
+                held = UNLINKED
             answers.append(held)
         if answered:
             settled = self.ledger.settle_victims(victims, answers)
-            assert settled.unlinked == answers.count(DONE)
+            assert settled.unlinked == answers.count(UNLINKED)
             assert settled.gone == answers.count(GONE)
             assert settled.immortal == answers.count(IMMORTAL)
             assert sum(settled) == len(victims)
@@ -94,11 +104,18 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        self.ledger.learn((key, expiry, 10) for key, expiry in [*self.redis.items(), (b"other", 5)])
-        for key, size in self.ledger.immortal:
-            if self.redis.get(key) == IMMORTAL:
-                self.redis[key] = expire_at_ms(self.ledger.order.clock, 0)
-                self.ledger.learn([(key, self.redis[key], size)])
+        foreign = {b"other": 5, LEASE: IMMORTAL, PREFIX + b"x" * 65_536: 5}
+        found = [Found(key, expiry, 10, -1) for key, expiry in (self.redis | foreign).items()]
+        self.ledger.recall([item.key for item in found])
+        self.ledger.learn(found)
+        for key in self.ledger.to_pin:
+            if key in self.redis:
+                self.redis[key] = IMMORTAL
+        self.ledger.to_pin.clear()
+        for item in map(self.ledger.repaired, self.ledger.immortal):
+            if self.redis.get(item.key) == IMMORTAL:
+                self.redis[item.key] = item.expiry_ms
+                self.ledger.learn([item])
         self.ledger.immortal.clear()
 
     @invariant()
@@ -109,70 +126,108 @@ class LedgerMachine(RuleBasedStateMachine):
             held = self.ledger.held_ms(entry.key)
             assert held is not None
             assert entry.key.startswith(PREFIX)
-            if entry.priority > priority_of(held):
-                assert entry.key in self.ledger._rising
+            assert entry.key != LEASE
+            assert not entry.key.startswith(PREFIX + b"pin")
 
     def teardown(self) -> None:
         """Once nothing happens any more, a few rounds make ledger and Redis agree, and everything can go."""
         for _ in range(20):
             self.sweep()
             self.rise(True)
+        for entry in self.ledger.order.head(100):
+            if entry.key in self.redis and self.redis[entry.key] > 2**41:
+                assert priority_of(self.redis[entry.key]) >= entry.priority, "Redis has heard of every rise"
         for _ in range(50):
             self.evict(4, True)
             self.sweep()
-        assert not self.redis
+        assert all(key.startswith(PREFIX + b"pin") for key in self.redis)
+        assert {e for e in self.redis.values() if e > 2**41} == set(), "pinned keys have no priority to go by"
         assert not len(self.ledger)
         assert self.ledger.order.total_bytes == 0
 
 
-TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+def _machine(order: str) -> type[TestCase]:
+    machine = type(order, (LedgerMachine,), {"order": order})
+    case: type[TestCase] = machine.TestCase  # type: ignore[attr-defined]
+    case.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)  # type: ignore[attr-defined]
+    return case
 
 
-def admitted(*costs: int) -> Ledger:
-    ledger = Ledger(PREFIX, GreedyDual())
-    for n, cost in enumerate(costs):
-        ledger.write(PREFIX + b"%d" % n, 100, cost, expire_at_ms(cost, n))
+TestLedgerOfOurs = _machine("ours")
+TestLedgerOfGreedyDual = _machine("greedydual")
+
+
+def admitted(*costs: int, order: str = "greedydual") -> Ledger:
+    ledger = ledger_of(order)
+    ledger.apply(
+        [Event(PREFIX + b"%d" % n, 100, cost, expire_at_ms(cost, n)) for n, cost in enumerate(costs)]
+    )
     return ledger
+
+
+def priorities(ledger: Ledger) -> list[int]:
+    return [entry.priority for entry in ledger.order.head(100)]
 
 
 def test_a_clock_from_before_our_restart_is_honoured() -> None:
     """A client that still starts from a higher L has written a higher priority: the order takes it over."""
     ledger = admitted(5)
-    ledger.write(b"p:x", 100, 7, expire_at_ms(1_007, 1))
-    assert [e.priority for e in ledger.order.head(2)] == [5, 1_007]
+    ledger.apply([Event(b"p:x", 100, 7, expire_at_ms(1_007, 1))])
+    assert priorities(ledger) == [5, 1_007]
     assert ledger.take_rises(10) == []
 
 
 def test_a_clock_that_lags_is_raised() -> None:
-    ledger = admitted(5)
-    ledger.order.advance(1_000)
-    ledger.write(b"p:x", 100, 7, expire_at_ms(7, 3))
+    ledger = ledger_of("greedydual")
+    ledger.clear(1_000)
+    ledger.apply([Event(b"p:x", 100, 7, expire_at_ms(7, 3))])
     rises = ledger.take_rises(10)
     assert [(r.key, r.target_ms) for r in rises] == [(b"p:x", expire_at_ms(1_007, 3))]
 
 
-def test_victims_stop_at_enough_bytes_keys_or_a_byte_limit() -> None:
-    assert len(admitted(*range(10)).take_victims(250, 64, 1 << 20)) == 3
-    assert len(admitted(*range(10)).take_victims(1 << 20, 4, 1 << 20)) == 4
-    assert len(admitted(*range(10)).take_victims(1 << 20, 64, 250)) == 2
-    assert len(admitted(*range(10)).take_victims(1 << 20, 64, 1)) == 1, "one always goes"
+def test_redis_is_told_of_a_use_when_its_copy_has_fallen_behind_by_half() -> None:
+    """Visits 2, 3, 4, ... lift by 4, 9, 16, ...: the expiry follows at 4, then where it lies below half."""
+    ledger = ledger_of("ours")
+    written = ledger.order.rule.priority(0, 1_000, 100)
+    ledger.apply([Event(b"p:x", 100, 1_000, expire_at_ms(written, 0))])
+    told = []
+    for _ in range(8):
+        ledger.apply([Event(b"p:x", 0, 0, 0)])
+        rises = ledger.take_rises(10)
+        told += [round(priority_of(rise.target_ms) / written) for rise in rises]
+        ledger.settle_rises(rises, [rise.target_ms for rise in rises])
+    assert told == [4, 9, 25, 64]
+    ledger.recall([b"p:x"])
+    assert [round(priority_of(rise.target_ms) / written) for rise in ledger.take_rises(10)] == [81]
+
+
+def test_an_ordinary_time_to_live_stays_its_owners() -> None:
+    ledger = ledger_of("ours")
+    ledger.learn([Found(b"p:ttl", 1_900_000_000_000, 100, 5_000)])
+    ledger.apply([Event(b"p:ttl", 0, 0, 0)])
+    ledger.recall([b"p:ttl"])
+    assert ledger.take_rises(10) == []
+
+
+def test_victims_stop_at_enough_bytes_or_keys() -> None:
+    assert len(admitted(*range(10)).take_victims(250, 64)) == 3
+    assert len(admitted(*range(10)).take_victims(1 << 20, 4)) == 4
+    assert len(admitted(*range(10)).take_victims(1, 64)) == 1, "one always goes"
 
 
 def test_an_entry_larger_than_the_cache_is_next_whatever_it_cost_or_is_used() -> None:
     ledger = admitted(5, 6)
     ledger.max_entry_bytes = 1_000
-    ledger.write(b"p:big", 1_001, 2**40, expire_at_ms(2**40, 0))
-    ledger.hit(b"p:big")
-    ledger.learn([(b"p:found", expire_at_ms(2**40, 0), 1_001)])
+    ledger.apply([Event(b"p:big", 1_001, 2**40, expire_at_ms(2**40, 0)), Event(b"p:big", 0, 0, 0)])
+    ledger.learn([Found(b"p:found", expire_at_ms(2**40, 0), 1_001, -1)])
     assert {e.key for e in ledger.order.head(2)} == {b"p:big", b"p:found"}
 
 
 def test_a_full_ledger_takes_no_new_entries_but_updates_old_ones() -> None:
     ledger = admitted(5, 6)
     ledger.max_entries = 2
-    assert not ledger.write(b"p:new", 100, 1, expire_at_ms(1, 0))
-    assert ledger.write(b"p:0", 100, 9, expire_at_ms(9, 5))
+    assert ledger.apply([Event(b"p:new", 100, 1, expire_at_ms(1, 0))])[1] == 1
+    assert ledger.apply([Event(b"p:0", 100, 9, expire_at_ms(9, 5))])[1] == 0
     assert len(ledger) == 2
 
 
@@ -181,23 +236,52 @@ def test_the_overhead_is_the_mean_of_what_was_observed() -> None:
     for used in (150, 170):
         ledger.observe(100, used)
     assert ledger.overhead_bytes == 60
-    ledger.write(b"p:x", 100, 1, expire_at_ms(1, 0))
+    ledger.apply([Event(b"p:x", 100, 1, expire_at_ms(1, 0))])
     assert ledger.order.total_bytes == ledger.grown_bytes == 160
     for _ in range(400):
         ledger.observe(100, 90)
     assert 0 <= ledger.overhead_bytes < 1
 
 
-def test_only_a_confirmed_eviction_moves_the_clock() -> None:
-    ledger = admitted()
-    absurd_ms = EXPIRE_LIMIT_MS - 1
-    for answer in (GONE, IMMORTAL, expire_at_ms(7, 3)):
-        ledger.write(b"p:lie", 100, 5, absurd_ms)
-        victims = ledger.take_victims(1, 64, 1 << 20)
-        assert [victim.expected_ms for victim in victims] == [absurd_ms]
-        assert ledger.settle_victims(victims, [answer]).unlinked == 0
-        assert ledger.order.clock == 0
-    victims = ledger.take_victims(1, 64, 1 << 20)
-    assert [victim.entry.priority for victim in victims] == [7]
-    assert ledger.settle_victims(victims, [DONE]).unlinked == 1
-    assert ledger.order.clock == 7
+def test_hints_tell_writes_and_powers_of_two() -> None:
+    ledger = ledger_of("gdsf")
+    write, read = Event(b"p:a", 100, 5, expire_at_ms(5, 1)), Event(b"p:a", 0, 0, 0)
+    assert ledger.apply([write]) == ([], 0), "a client takes one use for granted"
+    assert ledger.apply([read, read, read]) == ([(b"p:a", 2), (b"p:a", 4)], 0)
+    assert ledger.apply([write]) == ([(b"p:a", 5)], 0)
+    assert admitted(5).apply([read, write]) == ([], 0), "greedydual counts nothing"
+
+
+def test_one_absurd_expiry_costs_a_thousandth_of_the_clock() -> None:
+    """Reported, or standing in Redis, and nothing else left to evict: the clock follows so far and stops."""
+    ledger = ledger_of("ours")
+    ledger.apply([Event(b"p:lie", 100, 5, EXPIRE_LIMIT_MS - 1)])
+    ledger.learn([Found(b"p:found", EXPIRE_LIMIT_MS - 1, 100, -1)])
+    victims = ledger.take_victims(1_000, 64)
+    assert ledger.settle_victims(victims, [GONE, UNLINKED]).gone == 1
+    assert ledger.order.clock == MOST_WORTH < MAX_PRIORITY / 1_000
+
+
+def test_a_class_gives_the_least_cost_of_its_keys() -> None:
+    """Reported or found, dear or cheap; the longest beginning decides, and a pinned key is no entry."""
+    ledger = ledger_of("greedydual", "a=50, ab=9, abc=pin")
+    reported = [Event(PREFIX + key, 10, 20, expire_at_ms(20, 0)) for key in (b"a1", b"ab1", b"abc1", b"z")]
+    ledger.apply(reported)
+    assert {e.key: e.priority for e in ledger.order.head(9)} == {b"p:a1": 50, b"p:ab1": 20, b"p:z": 20}
+    ledger.learn([Found(PREFIX + key, expire_at_ms(2, 0), 10, -1) for key in (b"a2", b"ab2", b"abc2", b"y")])
+    found = {e.key: e.priority for e in ledger.order.head(9)}
+    assert (found[b"p:a2"], found[b"p:ab2"], found[b"p:y"]) == (50, 9, 2)
+    assert list(ledger.to_pin) == [b"p:abc1", b"p:abc2"]
+    ledger.learn([Found(b"p:absurd", expire_at_ms(2, 0), 10, 2**62)])
+    assert max(priorities(ledger)) == MOST_WORTH
+    repaired = ledger.repaired(Found(b"p:a3", IMMORTAL, 10, -1))
+    assert repaired.expiry_ms == expire_at_ms(50, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("vip", "'vip' must end in pin"), ("a=1, a=2", "'a=2' is no class, or one again"), ("a=-1", "'a=-1'")],
+)
+def test_classes_that_are_none_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        KeyClasses(PREFIX, text)

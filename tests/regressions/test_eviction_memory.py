@@ -43,7 +43,8 @@ def test_dragonfly_1936_uneven_sizes_keep_the_budget(redis_server: RedisProcess,
 
 
 def test_the_watermarks_hold_under_a_writer_at_full_speed(redis_server: RedisProcess) -> None:
-    """valkey#831, dragonfly#3155: never over maxmemory, and nearly all evictions are the sidecar's."""
+    """valkey#831, dragonfly#3155: values of 50 B to 1 MB; never over maxmemory by more than 2 %, nearly all
+    evictions are the sidecar's, and when the writer ends the cache is within 2 % of its watermarks."""
 
     async def scenario() -> None:
         with redis_server.client() as client:
@@ -51,7 +52,7 @@ def test_the_watermarks_hold_under_a_writer_at_full_speed(redis_server: RedisPro
             for first in range(0, 5_000, 500):
                 store(client, [write(f"old{n}", 20_000, 0, n) for n in range(first, first + 500)])
             async with sidecar(redis_server.url, high_watermark=0.8, low_watermark=0.76) as it:
-                argv = ("tests/eviction/full_speed_writer.py", str(redis_server.port), it.target, "16000")
+                argv = ("tests/eviction/full_speed_writer.py", str(redis_server.port), it.target, "4000")
                 writer = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *argv,
@@ -64,7 +65,8 @@ def test_the_watermarks_hold_under_a_writer_at_full_speed(redis_server: RedisPro
                 stats = await it.until(lambda s: s.used_bytes <= s.high_watermark_bytes)
                 assert stats.evicted > 100
                 assert worst <= 1.02 * 128 * MB
-                assert stats.backstop_evicted <= 0.01 * stats.evicted
+                assert stats.used_bytes >= stats.low_watermark_bytes - 0.02 * stats.max_bytes
+                assert stats.backstop_evicted <= 0.05 * stats.evicted
                 print(
                     f"{rate:.0f} writes/s, {stats.evicted} evicted, {stats.backstop_evicted} by Redis,"
                     f" at most {worst / MB:.1f} of 128 MB, p99 of a GET {1e3 * p99_s:.2f} ms"
@@ -147,5 +149,38 @@ def test_redis_13395_other_clients_are_served_while_large_entries_go(redis_serve
                 p99_ms = 1e3 * sorted(waits)[int(0.99 * len(waits))]
                 assert p99_ms < 20, f"p99 {p99_ms:.2f} ms"
                 print(f"p99 {p99_ms:.2f} ms, longest {1e3 * max(waits):.2f} ms")
+
+    asyncio.run(scenario())
+
+
+def test_redis_1618_a_stalled_client_does_not_shrink_the_cache(redis_server: RedisProcess) -> None:
+    """Its buffers count as used memory: without maxmemory-clients the cache would be evicted for them."""
+
+    async def scenario() -> None:
+        with redis_server.client() as client:
+            client.config_set("maxmemory", 64 * MB)
+            async with sidecar(redis_server.url) as it, it.reporter() as reporter:
+                writes = [write(n, 10_000, 1_000 + n, n) for n in range(5_000)]
+                store(client, writes)
+                await reporter.report([w.event() for w in writes])
+                assert not (await it.stats()).evicted, "they fit"
+                reader, stalled = await asyncio.open_connection("127.0.0.1", redis_server.port, limit=1)
+                names = b" ".join(w.key for w in writes[:100])
+                cut_off = False
+                for _ in range(100):  # 1 MB asked for each time, of which nothing is ever read
+                    try:
+                        stalled.write(b"MGET " + names + b"\r\n")
+                        await asyncio.wait_for(stalled.drain(), 5)
+                    except OSError:
+                        cut_off = True
+                        break
+                    await it.stats()
+                stalled.close()
+                del reader
+                stats = await it.until(lambda s: s.used_bytes <= s.high_watermark_bytes)
+                assert cut_off, "the server ends it at 5 % of maxmemory"
+                assert stats.backstop_evicted == 0
+                lost = len(writes) - len(managed(client))
+                assert lost <= 0.05 * len(writes)
 
     asyncio.run(scenario())

@@ -3,10 +3,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 from scoring_stand_ins import Upstreams, eventually
 
 from frugalads.eviction.v1 import eviction_pb2
-from services.core.eviction.priority import expire_at_ms, priority_of
+from services.core.eviction.priority import priority_of
+from services.core.eviction.rules import DEFAULT
 from services.runtime import logs
 from services.runtime.channels import open_channel
 from services.runtime.metrics import Metrics
@@ -39,10 +41,10 @@ async def reporting() -> AsyncIterator[tuple[Reporter, Upstreams, Metrics]]:
 def test_writes_and_hits_arrive_in_order() -> None:
     async def scenario() -> None:
         async with reporting() as (reporter, upstreams, _):
-            first = reporter.priority(700)
+            first = reporter.priority(b"k", 700)
             reporter.written(Written(b"k", 900, is_new=True), 700, first)
             reporter.hit(b"k")
-            second = reporter.priority(800)
+            second = reporter.priority(b"k", 800)
             reporter.written(Written(b"k", 950, is_new=False), 800, second)
             await eventually(lambda: len(upstreams.eviction.events) == 3)
             events = upstreams.eviction.events
@@ -50,7 +52,7 @@ def test_writes_and_hits_arrive_in_order() -> None:
             assert (events[0].key, events[0].size_bytes, events[0].cost_us) == (b"k", 900, 700)
             assert second.sequence > first.sequence
             assert events[2].sequence == second.sequence
-            assert events[2].expire_at_ms == second.expire_at_ms == expire_at_ms(800, second.sequence)
+            assert events[2].expire_at_ms == second.expire_at_ms
             assert [b.batch for b in upstreams.eviction.batches] == list(
                 range(1, len(upstreams.eviction.batches) + 1)
             )
@@ -61,11 +63,12 @@ def test_writes_and_hits_arrive_in_order() -> None:
 def test_priorities_start_from_the_last_clock_which_never_falls() -> None:
     async def scenario() -> None:
         async with reporting() as (reporter, upstreams, _):
-            assert priority_of(reporter.priority(10).expire_at_ms) == 10
+            worth = priority_of(reporter.priority(b"k", 10_000).expire_at_ms)
+            assert worth == DEFAULT.priority(0, 10_000, 1_024)
             upstreams.eviction.clock = 5000
             reporter.hit(b"k")
             await eventually(lambda: reporter.clock == 5000)
-            assert priority_of(reporter.priority(10).expire_at_ms) == 5010
+            assert priority_of(reporter.priority(b"k", 10_000).expire_at_ms) == 5000 + worth
             upstreams.eviction.clock = 4000
             reporter.hit(b"k")
             await eventually(lambda: len(upstreams.eviction.events) == 2)
@@ -99,7 +102,7 @@ def test_a_dead_sidecar_costs_bounded_memory_and_the_newest_writes_are_kept() ->
         channel = grpc.aio.insecure_channel("127.0.0.1:1")
         reporter = Reporter(channel, metrics, logs.logger("scoring"))
         for i in range(3 * QUEUE_EVENTS):
-            reporter.written(Written(b"%d" % i, 1, is_new=True), 1, reporter.priority(1))
+            reporter.written(Written(b"%d" % i, 1, is_new=True), 1, reporter.priority(b"k", 1))
         assert len(reporter._queue) == QUEUE_EVENTS
         assert reporter._queue[-1].key == b"%d" % (3 * QUEUE_EVENTS - 1)
         dropped = metrics.registry.get_sample_value("frugalads_scoring_events_dropped_total")
@@ -136,13 +139,51 @@ def test_the_sidecars_rate_is_respected() -> None:
     asyncio.run(scenario())
 
 
-def test_without_a_sidecar_priorities_are_costs() -> None:
+def test_rule_overhead_and_frequencies_enter_the_priority() -> None:
+    async def scenario() -> None:
+        async with reporting() as (reporter, upstreams, _):
+            upstreams.eviction.rule = eviction_pb2.PriorityRule(
+                scale=3, cost_power=1, size_power=1, frequency_power=2, overhead_bytes=76
+            )
+            upstreams.eviction.hints = {b"hot": 5}
+            reporter.hit(b"hot")
+            await eventually(lambda: b"hot" in reporter._frequencies)
+            assert priority_of(reporter.priority(b"cold", 110_000).expire_at_ms) == 3 * 100
+            assert priority_of(reporter.priority(b"hot", 110_000).expire_at_ms) == 3 * 100 * 25
+
+    asyncio.run(scenario())
+
+
+def test_sizes_follow_what_was_written() -> None:
+    reporter = Reporter(None, Metrics("scoring"), logs.logger("scoring"))
+    for _ in range(2_000):
+        reporter.written(Written(b"k", 50_000, is_new=True), 1, reporter.priority(b"k", 1))
+    priority = priority_of(reporter.priority(b"k", 10**6).expire_at_ms)
+    assert priority == pytest.approx(DEFAULT.priority(0, 10**6, 50_000), rel=0.001)
+
+
+def test_hints_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.scoring.reporter._HINTED_KEYS", 10)
+
+    async def scenario() -> None:
+        async with reporting() as (reporter, upstreams, _):
+            for n in range(30):
+                upstreams.eviction.hints = {b"%d" % n: 2}
+                reporter.hit(b"k")
+                await eventually(lambda n=n: b"%d" % n in reporter._frequencies)  # type: ignore[misc]
+            assert list(reporter._frequencies) == [b"%d" % n for n in range(20, 30)]
+
+    asyncio.run(scenario())
+
+
+def test_without_a_sidecar_priorities_are_what_entries_are_worth() -> None:
     async def scenario() -> None:
         reporter = Reporter(None, Metrics("scoring"), logs.logger("scoring"))
         await reporter.start()
         reporter.hit(b"k")
         assert len(reporter._queue) == 0
-        assert priority_of(reporter.priority(123).expire_at_ms) == 123
+        priority = priority_of(reporter.priority(b"k", 123_000).expire_at_ms)
+        assert priority == DEFAULT.priority(0, 123_000, 1_024)
         await reporter.stop()
 
     asyncio.run(scenario())

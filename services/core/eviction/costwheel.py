@@ -51,13 +51,13 @@ import numpy as np
 
 from ..compiled import compiled
 from . import heap, sketch, wheel
-from .priority import MAX_PRIORITY
 from .state import CLOCK, COUNT, NONE, RETURNING, SEEN, TYPICAL_COST, TYPICAL_SIZE, USES, State, use
-from .values import raised
+from .values import MOST_WORTH, raised
 
 LISTS, WORDS = wheel.LISTS, wheel.WORDS
 
 RESOLUTION = 4096
+COST_POWER = 1.25
 VISIT_POWER = 2
 SETTLED_POWER = 1.5
 BURST = 8
@@ -66,21 +66,26 @@ SETTLED = 0.9
 
 _WEIGHTS = RESOLUTION * np.arange(sketch.MOST + 1) ** VISIT_POWER
 _SETTLED_WEIGHTS = RESOLUTION * np.arange(sketch.MOST + 1) ** SETTLED_POWER
-_MOST_WORTH = float(MAX_PRIORITY)
 _WHOLE = 1 << 20  # a share of 1 in numbers[RETURNING]
 _NEWCOMERS = 1024  # that the share is smoothed over
 
 
 @compiled
-def _settled(s: State) -> bool:
+def settled(s: State) -> bool:
+    """Whether most newcomers have been here before."""
     return bool(s.numbers[RETURNING] > SETTLED * _WHOLE)
+
+
+def visit_power(s: State) -> float:
+    """The power of the visits in line 4, for those who read the rule; not compiled."""
+    return SETTLED_POWER if s.numbers[RETURNING] > SETTLED * _WHOLE else VISIT_POWER
 
 
 @compiled
 def _remembered(s: State, digest: int) -> int:
     """Line 1: visits of a newcomer."""
     stored = sketch.estimate(s, digest)
-    visits = max(stored, 1) if _settled(s) else stored + 1
+    visits = max(stored, 1) if settled(s) else stored + 1
     s.numbers[RETURNING] += ((_WHOLE if stored else 0) - s.numbers[RETURNING]) // _NEWCOMERS
     return visits
 
@@ -99,9 +104,9 @@ def _placed(s: State, slot: int) -> None:
     s.nodes[slot]["used"] = n
     typical = float(s.numbers[TYPICAL_COST]) / s.numbers[TYPICAL_SIZE]
     ratio = node["cost"] / (max(node["size"], 1) * typical)
-    weight = _SETTLED_WEIGHTS[visits] if _settled(s) else _WEIGHTS[visits]
-    worth = ratio * sqrt(sqrt(ratio)) * weight  # COST_POWER is 5/4, since square roots are exact everywhere
-    s.nodes[slot]["priority"] = raised(s.numbers[CLOCK], int(min(worth, _MOST_WORTH)))
+    weight = _SETTLED_WEIGHTS[visits] if settled(s) else _WEIGHTS[visits]
+    worth = ratio * sqrt(sqrt(ratio)) * weight  # COST_POWER, by square roots, which are exact everywhere
+    s.nodes[slot]["priority"] = raised(s.numbers[CLOCK], int(min(worth, float(MOST_WORTH))))
 
 
 @compiled

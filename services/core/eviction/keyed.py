@@ -1,135 +1,40 @@
 """An order over byte keys: the compiled orders behind the compiled table, fed in batches.
 
 One call from Python into compiled code costs more than ten operations inside it, so `apply` takes arrays of
-operations: a sidecar hands over the reports of a tick, a replay millions of requests. The methods for one key
-are for tests and rare events. Not thread-safe; holds no values and reads no clock.
+operations: a sidecar hands over a report, a replay millions of requests. The methods for one key are for
+tests and rare events. Not thread-safe; holds no values and reads no clock.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compiled import compiled
-from . import orders, table
-from .order import Entry
+from . import batches, costwheel, gdsf, orders, table
+from .batches import ADMIT, HIT, PLACE, REMOVE, REQUEST
 from .orders import NAMES
-from .state import BYTES, CLOCK, COUNT, NONE, State, full, give, take
-from .table import Table, packed
-
-ADMIT, HIT, REMOVE, REQUEST = range(4)
-"""Operations of `apply`. A request hits where the key is present; else it evicts until the entry fits, and
-admits it."""
+from .priority import LIVE
+from .rules import Rule
+from .state import BYTES, CLOCK, COUNT, NONE, RETURNING, SEEN, TYPICAL_COST, TYPICAL_SIZE, USES, full
+from .table import packed
 
 UNLIMITED = 1 << 62
-AHEAD = 16
-"""Operations whose memory is asked for together."""
 _LARGEST = 1 << 60  # of a size or a cost, so that sums stay in 64 bits
 _MIXED_KEY_BYTES = 32
+_UNTOLD = np.zeros((0, 2), np.int64)
 
 
-@compiled
-def _forget(s: State, t: Table, slot: int) -> None:
-    table.delete(t, s, slot)
-    give(s, slot)
+class Entry(NamedTuple):
+    """A key in an order: its priority (priority units), size (bytes) and last known cost."""
 
-
-@compiled
-def _touch(
-    s: State,
-    t: Table,
-    words: NDArray[np.uint64],
-    ends: NDArray[np.int64],
-    begin: int,
-    digests: NDArray[np.int64],
-) -> int:
-    """The digests of the next operations, and a first look at what these will read.
-
-    With many keys each operation waits for memory several times: for its place in the table, its node, its
-    key, the nodes beside it. Asked for one after the other the waits add up; asked for by all operations of a
-    block at once they overlap. What comes back is of no use but that the looks cannot be left out.
-    """
-    count = min(AHEAD, len(ends) - begin)
-    seen = 0
-    for i in range(count):
-        at = begin + i
-        digests[i] = table.digest_of(t, words, ends[at - 1] if at else 0, ends[at])
-    slots = np.empty(AHEAD, np.int64)
-    for i in range(count):
-        slots[i] = table.guess(t, digests[i])
-    for i in range(count):
-        if slots[i] != NONE:
-            seen += s.nodes[slots[i]]["next"]
-    for i in range(count):
-        if slots[i] != NONE:
-            node = s.nodes[slots[i]]
-            seen += s.nodes[node["next"]]["previous"] + s.nodes[node["previous"]]["next"]
-            seen += np.int64(t.arena[node["key"]] & np.uint64(255))
-    return seen
-
-
-@compiled
-def _apply(
-    order: int,
-    s: State,
-    t: Table,
-    operations: NDArray[np.uint8],
-    words: NDArray[np.uint64],
-    ends: NDArray[np.int64],
-    costs: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    capacity: int,
-    found: NDArray[np.bool_],
-    evicted: NDArray[np.int64],
-    touched: NDArray[np.int64],
-    begin: int,
-) -> int:
-    """Operations from `begin` on; stops at the one that needs larger arrays. Returns where."""
-    digests = np.empty(AHEAD, np.int64)
-    for at in range(begin, len(operations)):
-        if (at - begin) % AHEAD == 0:
-            touched[0] += _touch(s, t, words, ends, at, digests)
-        start, end = ends[at - 1] if at else 0, ends[at]
-        digest = digests[(at - begin) % AHEAD]
-        slot = table.find(t, s, words, start, end, digest)
-        operation = operations[at]
-        found[at] = slot != NONE
-        if slot != NONE:
-            if operation == REMOVE:
-                orders.remove(order, s, slot)
-                _forget(s, t, slot)
-            elif operation == ADMIT:
-                orders.remove(order, s, slot)
-                s.numbers[BYTES] += sizes[at] - s.nodes[slot]["size"]  # the growth, not the whole size again
-                s.nodes[slot]["size"] = sizes[at]
-                s.nodes[slot]["cost"] = costs[at]
-                orders.admit(order, s, slot)
-            else:
-                orders.hit(order, s, slot)
-            continue
-        if operation in (HIT, REMOVE) or sizes[at] > capacity:
-            continue
-        if operation == REQUEST:
-            while s.numbers[BYTES] + sizes[at] > capacity:
-                _forget(s, t, orders.pop(order, s))
-                evicted[0] += 1
-        if full(s) or table.crowded(t, s.numbers[COUNT], end - start):
-            return at
-        slot = take(s, table.keep(t, words, start, end), digest, costs[at], sizes[at])
-        table.insert(t, digest, slot)
-        orders.admit(order, s, slot)
-    return len(operations)
-
-
-@compiled
-def _pop(order: int, s: State, t: Table) -> int:
-    """The next victim, out of order and table, its node still readable; NONE when empty."""
-    slot = orders.pop(order, s)
-    if slot != NONE:
-        _forget(s, t, slot)
-    return slot
+    key: bytes
+    priority: int
+    size_bytes: int
+    cost: int
 
 
 class KeyedOrder:
@@ -196,15 +101,19 @@ class KeyedOrder:
         costs: NDArray[np.int64],
         sizes: NDArray[np.int64],
         capacity: int = UNLIMITED,
+        placed: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
         """Runs n operations in their order; bool[n], whether each found its key.
 
-        operations: uint8[n]. words, ends: see `table.packed`. costs, sizes: int64[n], of the keys; only
-        ADMIT and REQUEST read them. capacity: what REQUEST evicts for; larger entries are not admitted.
+        operations: uint8[n]. words, ends: see `table.packed`. costs, sizes: int64[n], of the keys, read by
+        ADMIT, REQUEST and PLACE. capacity: what REQUEST evicts for; larger entries are not admitted.
+        placed: int64[n, 2], for LIVE orders. Its first column goes in with the priority that PLACE gives, and
+        the least that ADMIT does; it comes out with priority and frequency of each key after its operation,
+        -1 where it is absent.
 
         Raises:
             ValueError: lengths differ, an unknown operation, ends that do not rise, a cost or size
-                outside 0..2**60.
+                outside 0..2**60, PLACE or placed where there must be none.
         """
         n = len(operations)
         if not len(ends) == len(costs) == len(sizes) == n:
@@ -215,14 +124,17 @@ class KeyedOrder:
         lengths = np.diff(ends, prepend=0)
         if lengths.min() < 1 or ends[-1] > len(words):
             raise ValueError(f"ends: {ends[-1]} must rise, and not beyond the {len(words)} words")
-        if operations.max() > REQUEST:
-            raise ValueError(f"operation {operations.max()} is none of 0..{REQUEST}")
+        most = REQUEST if placed is None else batches.LOOK
+        if operations.max() > most:
+            raise ValueError(f"operation {operations.max()} is none of 0..{most}")
+        if placed is not None and (self.name not in LIVE or placed.shape != (n, 2)):
+            raise ValueError(f"placed must have {n} rows of 2, of an order of {', '.join(LIVE)}")
         for field, column in (("costs", costs), ("sizes", sizes)):
             if column.min() < 0 or column.max() > _LARGEST:
                 raise ValueError(f"{field}: {column.min()}..{column.max()} leave 0..2**60: at least 0 each")
         at = 0
         while True:
-            at = _apply(
+            at = batches.run(
                 self._order,
                 self._state,
                 self._table,
@@ -235,6 +147,7 @@ class KeyedOrder:
                 found,
                 self._evicted,
                 self._touched,
+                _UNTOLD if placed is None else placed,
                 at,
             )
             if at == n:
@@ -261,8 +174,55 @@ class KeyedOrder:
 
     def pop(self) -> Entry | None:
         """Remove and return the next victim, None when empty; moves the clock."""
-        slot = _pop(self._order, self._state, self._table)
-        return None if slot == NONE else self._entry(slot)
+        popped = self.pops(1, 1)
+        return popped[0] if popped else None
+
+    def pops(self, limit: int, enough_bytes: int) -> list[Entry]:
+        """Remove and return the next victims, until `limit` or until their sizes reach `enough_bytes`."""
+        slots = np.empty(min(limit, len(self)), np.int64)
+        count = batches.pops(self._order, self._state, self._table, enough_bytes, slots)
+        return [self._entry(slot) for slot in slots[:count].tolist()]
+
+    @property
+    def rule(self) -> Rule:
+        """How this order values an entry, for those who write entries; ValueError unless it is LIVE."""
+        numbers = self._state.numbers
+        per_byte = float(numbers[TYPICAL_COST]) / float(numbers[TYPICAL_SIZE])
+        if self.name == "ours":
+            powers = costwheel.COST_POWER, costwheel.COST_POWER, costwheel.visit_power(self._state)
+            return Rule(costwheel.RESOLUTION / per_byte**costwheel.COST_POWER, *powers)
+        if self.name == "gdsf":
+            return Rule(float(gdsf.RESOLUTION * numbers[TYPICAL_SIZE]), 1.0, 1.0, 1.0)
+        if self.name in LIVE:
+            return Rule(1.0, 1.0, 0.0, 0.0)
+        raise ValueError(f"order {self.name!r} is none of {', '.join(LIVE)}")
+
+    def restore(self, entries: Sequence[Entry]) -> None:
+        """Put entries at their priorities, without counting a use, in LIVE orders.
+
+        A present key keeps size and cost and only moves. A new one of cost 0 gets the cost that its priority
+        implies if it was used once. Priorities below the clock become the clock, and those more than
+        MOST_WORTH above it that.
+        """
+        rule, clock, count = self.rule, self.clock, len(entries)
+        words, ends = packed([entry.key for entry in entries])
+        placed = np.zeros((count, 2), np.int64)
+        placed[:, 0] = [entry.priority for entry in entries]
+        implied = (rule.cost(entry.priority - clock, entry.size_bytes) for entry in entries)
+        costs = [entry.cost or min(cost, _LARGEST) for entry, cost in zip(entries, implied, strict=True)]
+        sizes = [entry.size_bytes for entry in entries]
+        operations = np.full(count, PLACE, np.uint8)
+        self.apply(operations, words, ends, np.array(costs), np.array(sizes), placed=placed)
+
+    def clear(self, clock: int = 0) -> None:
+        """Drop all entries and raise the clock to `clock`; what is remembered of evicted keys stays."""
+        old = self._state.numbers
+        state = orders.empty(self._order, self._entries, int(old[TYPICAL_COST]), int(old[TYPICAL_SIZE]))
+        kept = [USES, SEEN, RETURNING]
+        state.numbers[kept] = old[kept]
+        state.numbers[CLOCK] = max(int(old[CLOCK]), clock)
+        self._state = state._replace(counters=self._state.counters)
+        self._table = table.empty(self._entries, _MIXED_KEY_BYTES, self._table.secret)
 
     def get(self, key: bytes) -> Entry | None:
         """The entry of a key, None when absent; does not count as a use."""
@@ -278,8 +238,9 @@ class KeyedOrder:
         """The next `limit` victims in order, from a copy of everything; changes nothing."""
         state = orders.grown(self._order, self._state, self._entries)
         copied = self._table._replace(places=self._table.places.copy(), marks=self._table.marks.copy())
-        slots = [_pop(self._order, state, copied) for _ in range(min(limit, len(self)))]
-        return [self._entry(slot) for slot in slots]
+        slots = np.empty(min(limit, len(self)), np.int64)
+        batches.pops(self._order, state, copied, UNLIMITED, slots)
+        return [self._entry(slot) for slot in slots.tolist()]
 
     def _one(self, operation: int, key: bytes, cost: int = 0, size_bytes: int = 0) -> bool:
         words, ends = packed([key])

@@ -15,7 +15,7 @@ from . import (
     gdsf,
     gdwheel,
     gdwheel2015,
-    greedydual_heap,
+    greedydual,
     heap,
     lru,
     s3fifo,
@@ -24,7 +24,21 @@ from . import (
     wheel,
     wtinylfu,
 )
-from .state import EXTRA, FREE, FRESH, NODE, NONE, NUMBERS, TYPICAL_COST, TYPICAL_SIZE, State, unlink
+from .state import (
+    CLOCK,
+    EXTRA,
+    FREE,
+    FRESH,
+    NODE,
+    NONE,
+    NUMBERS,
+    TYPICAL_COST,
+    TYPICAL_SIZE,
+    State,
+    unlink,
+    use,
+)
+from .values import raised
 
 ORDERS = (
     "lru",
@@ -60,9 +74,9 @@ _LISTS = (
 )
 _HEAPS = (GREEDYDUAL, GDSF, OURS_HEAP)
 _WHEELS = (GDWHEEL, OURS)
-_SKETCHES = (WTINYLFU, OURS, OURS_HEAP)
-_COUNTERS = 8  # in the sketch, an entry
-_LEAST_COUNTERS = 5  # fewer an entry, and the sketch is doubled
+_COUNTERS = {WTINYLFU: 128, OURS: 8, OURS_HEAP: 8}
+"""In the sketch, an entry. W-TinyLFU counts every request in it, ours what was evicted."""
+_LEAST_SHARE = 5 / 8  # of its counters; below it the sketch is doubled
 
 
 @compiled
@@ -73,7 +87,7 @@ def admit(order: int, s: State, slot: int) -> None:
     elif order == LRU:
         lru.admit(s, slot)
     elif order == GREEDYDUAL:
-        greedydual_heap.admit(s, slot)
+        greedydual.admit(s, slot)
     elif order == GDWHEEL2015:
         gdwheel2015.admit(s, slot)
     elif order == GDWHEEL:
@@ -100,7 +114,7 @@ def hit(order: int, s: State, slot: int) -> None:
     elif order == LRU:
         lru.hit(s, slot)
     elif order == GREEDYDUAL:
-        greedydual_heap.hit(s, slot)
+        greedydual.hit(s, slot)
     elif order == GDWHEEL2015:
         gdwheel2015.hit(s, slot)
     elif order == GDWHEEL:
@@ -168,6 +182,24 @@ def remove(order: int, s: State, slot: int) -> None:
         unlink(s, slot)
 
 
+@compiled
+def place(order: int, s: State, slot: int, priority: int, held: bool) -> None:
+    """Put an entry at a priority of its owner's, as just used but not counted as a use. held: it is in the
+    order already. For LIVE orders only."""
+    wheeled = order in _WHEELS
+    if held and wheeled:
+        wheel.remove(s, slot)
+    clock = s.numbers[CLOCK]
+    s.nodes[slot]["priority"] = raised(clock, max(priority - clock, 0))
+    if wheeled:
+        use(s)
+        wheel.insert(s, slot)
+    elif held:
+        heap.rise(s, slot, use(s))
+    else:
+        heap.insert(s, slot, use(s))
+
+
 def empty(order: int, entries: int, typical_cost: int, typical_size: int) -> State:
     """An order with room for `entries` entries before its arrays must grow.
 
@@ -181,14 +213,14 @@ def empty(order: int, entries: int, typical_cost: int, typical_size: int) -> Sta
     nodes = np.zeros(lists + entries, NODE)
     nodes["next"][:lists] = nodes["previous"][:lists] = np.arange(lists)
     in_heap = lists if order == CAMP else entries if order in _HEAPS else 1
-    lines = -(-entries * _COUNTERS // sketch.LINE)
+    lines = -(-entries * _COUNTERS.get(order, 0) // sketch.LINE)
     return State(
         numbers,
         nodes,
         np.zeros(in_heap, EXTRA),
         np.zeros(in_heap, np.int32),
         np.zeros(wheel.WORDS if order in _WHEELS else 1, np.int64),
-        np.zeros(lines * sketch.LINE if order in _SKETCHES else 1, np.uint8),
+        np.zeros(max(lines * sketch.LINE, 1), np.uint8),
         np.zeros(entries if order == S3FIFO else 1, np.int64),
     )
 
@@ -201,7 +233,7 @@ def grown(order: int, s: State, entries: int) -> State:
     wider.extras[: len(s.extras)] = s.extras
     wider.heap[: len(s.heap)] = s.heap
     counters = s.counters.copy()
-    while order in _SKETCHES and len(counters) < _LEAST_COUNTERS * entries:
+    while len(counters) < _LEAST_SHARE * _COUNTERS.get(order, 0) * entries:
         counters = np.repeat(counters.reshape(-1, sketch.LINE), 2, axis=0).ravel()
     if order == S3FIFO:
         told = s.ghosts[s.ghosts != 0]

@@ -41,6 +41,9 @@ EXPIRE_LIMIT_MS = 1 << 53
 MAX_PRIORITY = ((EXPIRE_LIMIT_MS - BASE_MS) >> SEQUENCE_BITS) - 1
 """Highest priority whose expiry lies below EXPIRE_LIMIT_MS with any sequence."""
 
+LIVE = ("ours", "gdsf", "gdwheel", "greedydual")
+"""Orders that a live cache can be kept in: what they know of an entry is a priority, kept as its expiry."""
+
 _SEQUENCE_MASK = (1 << SEQUENCE_BITS) - 1
 
 

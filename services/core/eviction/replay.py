@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import REQUEST, KeyedOrder
-from .table import WORD
+from .batches import REQUEST
+from .keyed import KeyedOrder
+from .table import LENGTH
 
 _CHUNK = 1 << 19
 _FIRST_ENTRIES = 1024
@@ -59,7 +60,7 @@ def replay(
         typical_size=_typical(sizes),
         secret=0,
     )
-    words = np.arange(len(costs), dtype=np.uint64) << np.uint64(WORD) | np.uint64(_NUMBER_BYTES)
+    words = np.arange(len(costs), dtype=np.uint64) << np.uint64(8 * LENGTH) | np.uint64(_NUMBER_BYTES)
     hits = [np.zeros(0, np.bool_)]
     for at in range(0, len(keys), _CHUNK):
         rows = keys[at : at + _CHUNK]

@@ -3,7 +3,7 @@
 Problem. A dict of bytes costs some 150 bytes a key and a Python call a look-up. Here a place of the table
 takes 4 bytes, and a key little more than its own.
 
-    record  a key as whole words of 8 bytes: its length in one byte, its bytes, zeros
+    record  a key as whole words of 8 bytes: its length in two bytes, its bytes, zeros
     places  int32: slot + 1, 0 where free; linear probing from the digest's place; at most LOAD full
     arena   uint64: records one after another
 
@@ -28,8 +28,10 @@ from numpy.typing import NDArray
 from ..compiled import compiled
 from .state import NONE, State
 
-MAX_KEY_BYTES = 255
+MAX_KEY_BYTES = 65_535
 WORD = 8
+LENGTH = 2
+"""Bytes of a record that hold the length of its key."""
 LOAD = 0.8
 
 USED, GARBAGE = 0, 1
@@ -124,7 +126,7 @@ def _same(t: Table, key: int, words: NDArray[np.uint64], start: int, end: int) -
 @compiled
 def _words(first: np.uint64) -> int:
     """Words of the record that begins with this one."""
-    return int(np.int64(first & np.uint64(255)) // WORD + 1)
+    return int((np.int64(first & np.uint64(MAX_KEY_BYTES)) + LENGTH - 1) // WORD + 1)
 
 
 @compiled
@@ -185,7 +187,7 @@ def _copy(t: Table, s: State, wider: Table) -> None:
 
 def empty(entries: int, key_bytes: int, secret: NDArray[np.uint64]) -> Table:
     """A table with room for `entries` keys of `key_bytes` on average."""
-    return _sized(entries, entries * (key_bytes // WORD + 1), secret)
+    return _sized(entries, entries * ((key_bytes + LENGTH - 1) // WORD + 1), secret)
 
 
 def enlarged(t: Table, s: State, entries: int, words: int) -> Table:
@@ -198,8 +200,9 @@ def enlarged(t: Table, s: State, entries: int, words: int) -> Table:
 
 def key_at(t: Table, key: int) -> bytes:
     """The key whose record begins here."""
-    length = int(t.arena[key]) & 255
-    return t.arena[key : key + length // WORD + 1].tobytes()[1 : 1 + length]
+    length = int(t.arena[key]) & MAX_KEY_BYTES
+    words = (length + LENGTH - 1) // WORD + 1
+    return t.arena[key : key + words].tobytes()[LENGTH : LENGTH + length]
 
 
 def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -210,11 +213,13 @@ def packed(keys: Sequence[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.int64]
     lengths = np.fromiter((len(key) for key in keys), np.int64, len(keys))
     if len(keys) and lengths.max() > MAX_KEY_BYTES:
         raise ValueError(f"key: {lengths.max()} bytes are more than {MAX_KEY_BYTES}")
-    ends = np.cumsum(lengths // WORD + 1)
+    words = (lengths + LENGTH - 1) // WORD + 1
+    ends = np.cumsum(words)
     records = np.zeros(int(ends[-1]) * WORD if len(keys) else 0, np.uint8)
-    starts = (ends - (lengths // WORD + 1)) * WORD
-    records[starts] = lengths
-    ahead = np.repeat(starts + 1 - (np.cumsum(lengths) - lengths), lengths)
+    starts = (ends - words) * WORD
+    records[starts] = lengths & 255
+    records[starts + 1] = lengths >> 8
+    ahead = np.repeat(starts + LENGTH - (np.cumsum(lengths) - lengths), lengths)
     records[ahead + np.arange(len(ahead))] = np.frombuffer(b"".join(keys), np.uint8)
     return records.view("<u8").astype(np.uint64, copy=False), ends
 

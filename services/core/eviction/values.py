@@ -5,6 +5,10 @@ from __future__ import annotations
 from ..compiled import compiled
 from .priority import MAX_PRIORITY
 
+MOST_WORTH = MAX_PRIORITY >> 10
+"""Most that an entry stands above the clock. Where everything else has gone the clock follows a single entry,
+and it never falls: without this bound one absurd cost or expiry would use up the range of priorities."""
+
 
 @compiled
 def value(cost: int, size: int, weight: int) -> int:
@@ -16,5 +20,5 @@ def value(cost: int, size: int, weight: int) -> int:
 
 @compiled
 def raised(clock: int, worth: int) -> int:
-    """clock + worth, at most MAX_PRIORITY."""
-    return min(clock + worth, MAX_PRIORITY)
+    """clock + worth, the worth at most MOST_WORTH and the sum at most MAX_PRIORITY."""
+    return min(clock + min(worth, MOST_WORTH), MAX_PRIORITY)

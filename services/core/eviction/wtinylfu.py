@@ -11,8 +11,8 @@ Source: G. Einziger, R. Friedman and B. Manes, "TinyLFU: a highly efficient cach
     5  a hit in probation promotes to protected, which keeps 80 % of the main part and demotes its tail
 
 Departures: shares are of what the cache holds; when the window is below its share, the main victim goes
-without a duel. The sketch is ours (`sketch`), with 8 bits a counter. O(1) amortised. Knows no costs; sizes
-count in the shares only.
+without a duel; no doorkeeper. The sketch is ours (`sketch`), with so many counters that a count is nearly
+exact. O(1) amortised. Knows no costs; sizes count in the shares only.
 """
 
 from __future__ import annotations

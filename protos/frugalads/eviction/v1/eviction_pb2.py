@@ -24,33 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$frugalads/eviction/v1/eviction.proto\x12\x15\x66rugalads.eviction.v1\"L\n\rReportRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12,\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1c.frugalads.eviction.v1.Event\"\x91\x01\n\x05\x45vent\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .frugalads.eviction.v1.EventKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x63ost_us\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x14\n\x0c\x65xpire_at_ms\x18\x06 \x01(\x03\"\x94\x01\n\x0eReportResponse\x12\x1a\n\x12\x61\x63knowledged_batch\x18\x01 \x01(\x04\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12=\n\x0f\x66requency_hints\x18\x03 \x03(\x0b\x32$.frugalads.eviction.v1.FrequencyHint\x12\x18\n\x10max_events_per_s\x18\x04 \x01(\x05\"/\n\rFrequencyHint\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\tfrequency\x18\x02 \x01(\r\"\x11\n\x0fGetStatsRequest\"\x95\x02\n\x10GetStatsResponse\x12\r\n\x05order\x18\x01 \x01(\t\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12\x1c\n\x14high_watermark_bytes\x18\x06 \x01(\x03\x12\x1b\n\x13low_watermark_bytes\x18\x07 \x01(\x03\x12\x11\n\tmax_bytes\x18\x08 \x01(\x03\x12\x0f\n\x07\x65victed\x18\t \x01(\x03\x12\x0f\n\x07skipped\x18\n \x01(\x03\x12\x18\n\x10\x62\x61\x63kstop_evicted\x18\x0b \x01(\x03\x12\x0e\n\x06\x65vents\x18\x0c \x01(\x03\x12\x0f\n\x07rebuilt\x18\r \x01(\x03\" \n\x0fGetOrderRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"A\n\x10GetOrderResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.frugalads.eviction.v1.Entry\"K\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x10\n\x08priority\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x63ost_us\x18\x04 \x01(\x03*i\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_KIND_ADMIT\x10\x01\x12\x12\n\x0e\x45VENT_KIND_HIT\x10\x02\x12\x16\n\x12\x45VENT_KIND_REFRESH\x10\x03\x32\xa6\x02\n\x0f\x45victionService\x12Y\n\x06Report\x12$.frugalads.eviction.v1.ReportRequest\x1a%.frugalads.eviction.v1.ReportResponse(\x01\x30\x01\x12[\n\x08GetStats\x12&.frugalads.eviction.v1.GetStatsRequest\x1a\'.frugalads.eviction.v1.GetStatsResponse\x12[\n\x08GetOrder\x12&.frugalads.eviction.v1.GetOrderRequest\x1a\'.frugalads.eviction.v1.GetOrderResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$frugalads/eviction/v1/eviction.proto\x12\x15\x66rugalads.eviction.v1\"L\n\rReportRequest\x12\r\n\x05\x62\x61tch\x18\x01 \x01(\x04\x12,\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1c.frugalads.eviction.v1.Event\"\x91\x01\n\x05\x45vent\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .frugalads.eviction.v1.EventKind\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x63ost_us\x18\x04 \x01(\x03\x12\x10\n\x08sequence\x18\x05 \x01(\x04\x12\x14\n\x0c\x65xpire_at_ms\x18\x06 \x01(\x03\"\xc7\x01\n\x0eReportResponse\x12\x1a\n\x12\x61\x63knowledged_batch\x18\x01 \x01(\x04\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12=\n\x0f\x66requency_hints\x18\x03 \x03(\x0b\x32$.frugalads.eviction.v1.FrequencyHint\x12\x18\n\x10max_events_per_s\x18\x04 \x01(\x05\x12\x31\n\x04rule\x18\x05 \x01(\x0b\x32#.frugalads.eviction.v1.PriorityRule\"v\n\x0cPriorityRule\x12\r\n\x05scale\x18\x01 \x01(\x01\x12\x12\n\ncost_power\x18\x02 \x01(\x01\x12\x12\n\nsize_power\x18\x03 \x01(\x01\x12\x17\n\x0f\x66requency_power\x18\x04 \x01(\x01\x12\x16\n\x0eoverhead_bytes\x18\x05 \x01(\x03\"/\n\rFrequencyHint\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\tfrequency\x18\x02 \x01(\r\"\x11\n\x0fGetStatsRequest\"\xb5\x02\n\x10GetStatsResponse\x12\r\n\x05order\x18\x01 \x01(\t\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12\x0f\n\x07\x65ntries\x18\x03 \x01(\x03\x12\x13\n\x0b\x65ntry_bytes\x18\x04 \x01(\x03\x12\x12\n\nused_bytes\x18\x05 \x01(\x03\x12\x1c\n\x14high_watermark_bytes\x18\x06 \x01(\x03\x12\x1b\n\x13low_watermark_bytes\x18\x07 \x01(\x03\x12\x11\n\tmax_bytes\x18\x08 \x01(\x03\x12\x0f\n\x07\x65victed\x18\t \x01(\x03\x12\x0f\n\x07skipped\x18\n \x01(\x03\x12\x18\n\x10\x62\x61\x63kstop_evicted\x18\x0b \x01(\x03\x12\x0e\n\x06\x65vents\x18\x0c \x01(\x03\x12\x0f\n\x07rebuilt\x18\r \x01(\x03\x12\x0f\n\x07leading\x18\x0e \x01(\x08\x12\r\n\x05\x65poch\x18\x0f \x01(\x03\" \n\x0fGetOrderRequest\x12\r\n\x05limit\x18\x01 \x01(\x05\"A\n\x10GetOrderResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.frugalads.eviction.v1.Entry\"K\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x10\n\x08priority\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07\x63ost_us\x18\x04 \x01(\x03*i\n\tEventKind\x12\x1a\n\x16\x45VENT_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45VENT_KIND_ADMIT\x10\x01\x12\x12\n\x0e\x45VENT_KIND_HIT\x10\x02\x12\x16\n\x12\x45VENT_KIND_REFRESH\x10\x03\x32\xa6\x02\n\x0f\x45victionService\x12Y\n\x06Report\x12$.frugalads.eviction.v1.ReportRequest\x1a%.frugalads.eviction.v1.ReportResponse(\x01\x30\x01\x12[\n\x08GetStats\x12&.frugalads.eviction.v1.GetStatsRequest\x1a\'.frugalads.eviction.v1.GetStatsResponse\x12[\n\x08GetOrder\x12&.frugalads.eviction.v1.GetOrderRequest\x1a\'.frugalads.eviction.v1.GetOrderResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'frugalads.eviction.v1.eviction_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVENTKIND']._serialized_start=966
-  _globals['_EVENTKIND']._serialized_end=1071
+  _globals['_EVENTKIND']._serialized_start=1169
+  _globals['_EVENTKIND']._serialized_end=1274
   _globals['_REPORTREQUEST']._serialized_start=63
   _globals['_REPORTREQUEST']._serialized_end=139
   _globals['_EVENT']._serialized_start=142
   _globals['_EVENT']._serialized_end=287
   _globals['_REPORTRESPONSE']._serialized_start=290
-  _globals['_REPORTRESPONSE']._serialized_end=438
-  _globals['_FREQUENCYHINT']._serialized_start=440
-  _globals['_FREQUENCYHINT']._serialized_end=487
-  _globals['_GETSTATSREQUEST']._serialized_start=489
-  _globals['_GETSTATSREQUEST']._serialized_end=506
-  _globals['_GETSTATSRESPONSE']._serialized_start=509
-  _globals['_GETSTATSRESPONSE']._serialized_end=786
-  _globals['_GETORDERREQUEST']._serialized_start=788
-  _globals['_GETORDERREQUEST']._serialized_end=820
-  _globals['_GETORDERRESPONSE']._serialized_start=822
-  _globals['_GETORDERRESPONSE']._serialized_end=887
-  _globals['_ENTRY']._serialized_start=889
-  _globals['_ENTRY']._serialized_end=964
-  _globals['_EVICTIONSERVICE']._serialized_start=1074
-  _globals['_EVICTIONSERVICE']._serialized_end=1368
+  _globals['_REPORTRESPONSE']._serialized_end=489
+  _globals['_PRIORITYRULE']._serialized_start=491
+  _globals['_PRIORITYRULE']._serialized_end=609
+  _globals['_FREQUENCYHINT']._serialized_start=611
+  _globals['_FREQUENCYHINT']._serialized_end=658
+  _globals['_GETSTATSREQUEST']._serialized_start=660
+  _globals['_GETSTATSREQUEST']._serialized_end=677
+  _globals['_GETSTATSRESPONSE']._serialized_start=680
+  _globals['_GETSTATSRESPONSE']._serialized_end=989
+  _globals['_GETORDERREQUEST']._serialized_start=991
+  _globals['_GETORDERREQUEST']._serialized_end=1023
+  _globals['_GETORDERRESPONSE']._serialized_start=1025
+  _globals['_GETORDERRESPONSE']._serialized_end=1090
+  _globals['_ENTRY']._serialized_start=1092
+  _globals['_ENTRY']._serialized_end=1167
+  _globals['_EVICTIONSERVICE']._serialized_start=1277
+  _globals['_EVICTIONSERVICE']._serialized_end=1571
 # @@protoc_insertion_point(module_scope)

@@ -127,6 +127,7 @@ class ReportResponse(_message.Message):
     CLOCK_FIELD_NUMBER: _builtins.int
     FREQUENCY_HINTS_FIELD_NUMBER: _builtins.int
     MAX_EVENTS_PER_S_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     acknowledged_batch: _builtins.int
     """Last batch applied."""
     clock: _builtins.int
@@ -135,7 +136,13 @@ class ReportResponse(_message.Message):
     """Send at most this many events a second, sampling hits first; 0 sets no limit."""
     @_builtins.property
     def frequency_hints(self) -> _containers.RepeatedCompositeFieldContainer[Global___FrequencyHint]:
-        """How often recently reported keys have been used, where the order counts it."""
+        """How often reported keys have been used, where the order counts it and a write should know it: keys
+        that were written, or whose count has reached a power of two.
+        """
+
+    @_builtins.property
+    def rule(self) -> Global___PriorityRule:
+        """How to compute the priority of a write."""
 
     def __init__(
         self,
@@ -144,14 +151,57 @@ class ReportResponse(_message.Message):
         clock: _builtins.int = ...,
         frequency_hints: _abc.Iterable[Global___FrequencyHint] | None = ...,
         max_events_per_s: _builtins.int = ...,
+        rule: Global___PriorityRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_batch", b"acknowledged_batch", "clock", b"clock", "frequency_hints", b"frequency_hints", "max_events_per_s", b"max_events_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged_batch", b"acknowledged_batch", "clock", b"clock", "frequency_hints", b"frequency_hints", "max_events_per_s", b"max_events_per_s", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportResponse: _TypeAlias = ReportResponse  # noqa: Y015
+
+@_typing.final
+class PriorityRule(_message.Message):
+    """The priority of a write is, rounded down,
+      clock + scale * cost_us^cost_power * (size_bytes + overhead_bytes)^-size_power * frequency^frequency_power
+    where frequency is the last hint for the key, 1 without one. The sidecar computes it too and raises what
+    was written too low, so a client that knows less only leaves more to do.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCALE_FIELD_NUMBER: _builtins.int
+    COST_POWER_FIELD_NUMBER: _builtins.int
+    SIZE_POWER_FIELD_NUMBER: _builtins.int
+    FREQUENCY_POWER_FIELD_NUMBER: _builtins.int
+    OVERHEAD_BYTES_FIELD_NUMBER: _builtins.int
+    scale: _builtins.float
+    """Priority units of an entry that costs 1 microsecond, occupies 1 byte and was used once."""
+    cost_power: _builtins.float
+    """Power of the cost, microseconds."""
+    size_power: _builtins.float
+    """Power of the size, bytes."""
+    frequency_power: _builtins.float
+    """Power of the frequency."""
+    overhead_bytes: _builtins.int
+    """What an entry occupies beyond its key and value, bytes, as measured in Redis."""
+    def __init__(
+        self,
+        *,
+        scale: _builtins.float = ...,
+        cost_power: _builtins.float = ...,
+        size_power: _builtins.float = ...,
+        frequency_power: _builtins.float = ...,
+        overhead_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_power", b"cost_power", "frequency_power", b"frequency_power", "overhead_bytes", b"overhead_bytes", "scale", b"scale", "size_power", b"size_power"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PriorityRule: _TypeAlias = PriorityRule  # noqa: Y015
 
 @_typing.final
 class FrequencyHint(_message.Message):
@@ -215,8 +265,10 @@ class GetStatsResponse(_message.Message):
     BACKSTOP_EVICTED_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
     REBUILT_FIELD_NUMBER: _builtins.int
+    LEADING_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     order: _builtins.str
-    """Name of the order, such as "greedydual"."""
+    """Name of the order, such as "ours"."""
     clock: _builtins.int
     """Priority clock L."""
     entries: _builtins.int
@@ -241,6 +293,10 @@ class GetStatsResponse(_message.Message):
     """Events received."""
     rebuilt: _builtins.int
     """Entries found by the last rebuild."""
+    leading: _builtins.bool
+    """Whether this sidecar holds the lease of its prefix; another one stays passive."""
+    epoch: _builtins.int
+    """Number of its term of lease, or of the term that it sees; 0 before any."""
     def __init__(
         self,
         *,
@@ -257,10 +313,12 @@ class GetStatsResponse(_message.Message):
         backstop_evicted: _builtins.int = ...,
         events: _builtins.int = ...,
         rebuilt: _builtins.int = ...,
+        leading: _builtins.bool = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backstop_evicted", b"backstop_evicted", "clock", b"clock", "entries", b"entries", "entry_bytes", b"entry_bytes", "events", b"events", "evicted", b"evicted", "high_watermark_bytes", b"high_watermark_bytes", "low_watermark_bytes", b"low_watermark_bytes", "max_bytes", b"max_bytes", "order", b"order", "rebuilt", b"rebuilt", "skipped", b"skipped", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backstop_evicted", b"backstop_evicted", "clock", b"clock", "entries", b"entries", "entry_bytes", b"entry_bytes", "epoch", b"epoch", "events", b"events", "evicted", b"evicted", "high_watermark_bytes", b"high_watermark_bytes", "leading", b"leading", "low_watermark_bytes", b"low_watermark_bytes", "max_bytes", b"max_bytes", "order", b"order", "rebuilt", b"rebuilt", "skipped", b"skipped", "used_bytes", b"used_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,7 +387,7 @@ class Entry(_message.Message):
     size_bytes: _builtins.int
     """Its estimated bytes."""
     cost_us: _builtins.int
-    """Its last known cost, microseconds; 0 when unknown."""
+    """Its cost, microseconds: as last reported, else what its expiry in Redis implies."""
     def __init__(
         self,
         *,
