@@ -6,7 +6,7 @@ test split itself, on its own curve, corrected to exactly the target by the slop
 rules are compared by, for a rule that misses its target by .3 points at .99 looks a tenth cheaper. Intervals
 are 95 % bootstrap over test queries, the same resamples for all rules.
 
-"fixed" is the least number of lists that reaches the target.
+"fixed" is the least number of lists, or the narrowest beam of a graph, that reaches the target.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from models.termination.calibration import (
     Family,
     Outcome,
     Target,
+    Trace,
     cap_of,
     fixed_lists,
 )
 from services.core.stopping.policy import Policy
-from services.core.stopping.replay import Trace
 from services.core.stopping.rules import FIXED
 
 DRAWS = 300
-_OWN = ("density", "marginal")
+OWN = ("fixed", "density", "ratio", "marginal")
+"""The rules that serve; one of them is the default of its target."""
+LEARNED = "marginal"
+_WALK_OVERHEAD = 0.05  # of its time that a walk with the model spends on a wider queue and decisions
+_CHOOSING = 2000  # queries of the calibration split on which the variants of a rule are compared
 
 Doubles = npt.NDArray[np.float64]
 
@@ -39,7 +43,7 @@ class Reading:
     """A rule at a target. calibrated: its outcome on the test split, or None where calibration fell short.
 
     codes: mean vectors compared at equal recall, draws: the same for each resample [DRAWS]. policy: at equal
-    recall.
+    recall. tuned: vectors compared by each query in calibration.
     """
 
     name: str
@@ -48,6 +52,40 @@ class Reading:
     codes: float
     draws: Doubles
     policy: Policy
+    tuned: Doubles
+
+
+def default_of(readings: Sequence[Reading]) -> Reading:
+    """What a service would serve with: the cheapest rule in calibration (`calibration.points`).
+
+    In a walk the closed form, unless the learned rule's gain over it is beyond the 95 % interval and beyond
+    what the rule costs besides.
+    """
+    own = [reading for reading in readings if reading.name in OWN]
+    best = min(own, key=lambda reading: reading.tuned.mean())
+    closed = min((r for r in own if r.name != LEARNED), key=lambda reading: reading.tuned.mean())
+    if closed.name != "ratio" or best is closed:
+        return best
+    gain = closed.tuned - best.tuned
+    least = _WALK_OVERHEAD * closed.tuned.mean() + 1.96 * gain.std() / np.sqrt(len(gain))
+    return best if gain.mean() > least else closed
+
+
+def covered(tune: Trace, test: Trace, k: int, recall: float, own: Sequence[Family]) -> float | None:
+    """Share of the test queries that reach `recall` under the rule which in calibration lets just a share of
+    `recall` reach it at the least work; None where none does."""
+    target, width = Target(recall, recall), tune.width
+    budget = fixed_lists(tune, k, target)
+    if budget is None:
+        return None
+    caps = [cap_of(budget, width, family.cap) for family in own]
+    knobs = [family.least_knob(tune, k, target, cap) for family, cap in zip(own, caps, strict=True)]
+    outcomes = [
+        (family.outcome(tune, k, knob, cap).codes.mean(), family.outcome(test, k, knob, cap).recalls)
+        for family, cap, knob in zip(own, caps, knobs, strict=True)
+        if knob is not None
+    ]
+    return float((min(outcomes, key=lambda pair: pair[0])[1] >= recall - 1e-9).mean()) if outcomes else None
 
 
 def resamples(queries: int, seed: int) -> npt.NDArray[np.int64]:
@@ -65,33 +103,51 @@ def read_cell(
     draws: npt.NDArray[np.int64],
 ) -> list[Reading]:
     """Every rule at one target, "fixed" first. A rule that cannot reach it is left out."""
-    target, width = Target(recall), tune.seen.shape[1]
+    target, width = Target(recall), tune.width
     budget = fixed_lists(tune, k, target)
     if budget is None:
         return []
     fixed = Family("fixed", FIXED, lambda knob: np.array([knob]), 1.0, float(width))
-    readings = [_read_fixed(fixed, budget, test, k, target, depth, draws)]
+    readings = [_read_fixed(fixed, budget, tune, test, k, target, depth, draws)]
     for name, members in families.items():
-        caps = (cap_of(budget, width),) if name in _OWN else (cap_of(budget, width), width)
-        best: tuple[float, Family, float, int] | None = None
-        for family in members:
-            for cap in caps:
-                knob = family.least_knob(tune, k, target, cap)
-                if knob is None:
-                    continue
-                work = float(family.outcome(tune, k, knob, cap).codes.mean())
-                if best is None or work < best[0]:
-                    best = work, family, knob, cap
-        if best is not None:
-            reading = _read(best[1], best[2], best[3], test, k, target, depth, draws)
-            readings += [reading] if reading else []
+        variants = [(family, cap_of(budget, width, family.cap)) for family in members]
+        if name not in OWN:
+            variants += [(family, width) for family in members]
+        chosen = _cheapest(variants, tune, k, target)
+        reading = None if chosen is None else _read(*chosen, tune, test, k, target, depth, draws)
+        readings += [reading] if reading else []
     return readings
 
 
+def _cheapest(
+    variants: Sequence[tuple[Family, int]], tune: Trace, k: int, target: Target
+) -> tuple[Family, int] | None:
+    """The family and cap that reach the target at the least work on some queries."""
+    if len(variants) == 1:
+        return variants[0]
+    some = tune.part(slice(_CHOOSING))
+    best: tuple[float, Family, int] | None = None
+    for family, cap in variants:
+        knob = family.least_knob(some, k, target, cap)
+        if knob is None:
+            continue
+        work = float(family.outcome(some, k, knob, cap).codes.mean())
+        if best is None or work < best[0]:
+            best = work, family, cap
+    return None if best is None else best[1:]
+
+
 def _read_fixed(
-    fixed: Family, budget: int, test: Trace, k: int, target: Target, depth: int, draws: npt.NDArray[np.int64]
+    fixed: Family,
+    budget: int,
+    tune: Trace,
+    test: Trace,
+    k: int,
+    target: Target,
+    depth: int,
+    draws: npt.NDArray[np.int64],
 ) -> Reading:
-    width = test.seen.shape[1]
+    width = test.width
     least = fixed_lists(test, k, target) or width
     equal = fixed.outcome(test, k, float(least), width)
     below = fixed.outcome(test, k, float(max(1, least - max(1, least // 10))), width)
@@ -103,21 +159,22 @@ def _read_fixed(
         codes,
         sampled,
         Policy(FIXED, np.array([float(least)]), least, depth=depth),
+        fixed.outcome(tune, k, float(budget), width).codes,
     )
 
 
 def _read(
     family: Family,
-    knob: float,
     cap: int,
+    tune: Trace,
     test: Trace,
     k: int,
     target: Target,
     depth: int,
     draws: npt.NDArray[np.int64],
 ) -> Reading | None:
-    at = family.least_knob(test, k, target, cap)
-    if at is None:
+    knob, at = family.least_knob(tune, k, target, cap), family.least_knob(test, k, target, cap)
+    if knob is None or at is None:
         return None
     equal = family.outcome(test, k, at, cap)
     nearby = Target(target.recall - 0.3 * (1 - target.recall))
@@ -125,7 +182,8 @@ def _read(
     below = equal if lower is None else family.outcome(test, k, lower, cap)
     codes, sampled = _corrected(equal, below, target.recall, draws)
     policy = Policy(family.rule, family.parameters(at), cap, family.forest, depth)
-    return Reading(family.name, family.outcome(test, k, knob, cap), equal, codes, sampled, policy)
+    tuned = family.outcome(tune, k, knob, cap).codes
+    return Reading(family.name, family.outcome(test, k, knob, cap), equal, codes, sampled, policy, tuned)
 
 
 def _corrected(

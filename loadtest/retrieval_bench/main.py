@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,25 +13,25 @@ import numpy.typing as npt
 
 from loadtest.files import written_whole
 from loadtest.report import run_header
-from models.termination.calibration import Family, density_families, marginal_family
-from models.termination.gain import GainModel, train
+from models.termination.calibration import Family, Trace, density_families, marginal_family
+from models.termination.gain import train
 from models.termination.labels import nearest_distances
+from services.core.hnsw.replay import Trace as Walks
 from services.core.ivf.search import record
-from services.core.stopping.replay import Trace
 from services.runtime.errors import UserError
-from services.stack.tables import text_table
 
-from . import rivals, timing
-from .cells import Reading, read_cell, resamples
+from . import hnsw, rivals, shift, timing
+from .cells import OWN, Reading, covered, default_of, read_cell, resamples
 from .indexes import Built, build, depth_for
+from .rows import Row, table
+from .summary import summary
 from .vectors import load
 
 WIDTH = 1.6
 """Lists that searches are recorded over, in units of the fixed budget of the highest target."""
 _SHARES = (0.3, 0.35)  # of the queries to train and to tune; the rest tests
-_ROUNDS = 3
 _LEAST_WIDTH = 16
-_TIMED = 800  # test queries
+_TIMED = 400  # test queries
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,52 +48,25 @@ class Options:
     batch: int
 
 
-@dataclass(frozen=True)
-class Row:
-    """A rule in a cell. recall to p99_distances: at the calibrated point. At equal recall: ratio, distances
-    of `fixed` over the rule's; p99_ratio, 99th percentiles of the rule over `fixed`; the times; predict_us;
-    faiss_ratio, time of stock FAISS over the rule's."""
-
-    policy: str
-    index: str
-    k: int
-    target: float
-    recall: float
-    recall_ci: tuple[float, float]
-    coverage: float
-    mean_us: float
-    p50_us: float
-    p99_us: float
-    distances: float
-    p99_distances: float
-    model_calls: float
-    predict_us: float
-    queries: int
-    seed: int
-    lists: float
-    equal_distances: float
-    ratio: float
-    ratio_ci: tuple[float, float]
-    over_density_ci: tuple[float, float] | None
-    p99_ratio: float
-    faiss_ratio: float
-    faiss_us: float
-
-
 def main(options: Options, json_file: str | None) -> int:
-    """Measures, prints a table a seed, and writes the document."""
+    """Measures, prints a table a seed and the summary; the document is written whole after every seed."""
     rows: list[Row] = []
     for seed in range(1, options.seeds + 1):
         measured = measure_seed(options, seed)
         sys.stdout.write(table(measured) + "\n")
         sys.stdout.flush()
         rows += measured
-    if json_file is not None:
-        header = run_header(asdict(options), seed=options.seeds)
-        document = {"header": header, "rows": [asdict(row) for row in rows]}
-        with written_whole(Path(json_file)) as stream:
-            stream.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+        if json_file is not None:
+            _write(options, seed, rows, Path(json_file))
+    sys.stdout.write(summary(rows) + "\n")
     return 0
+
+
+def _write(options: Options, seeds: int, rows: Sequence[Row], file: Path) -> None:
+    header = run_header(asdict(options), seed=seeds)
+    document = {"header": header, "rows": [asdict(row) for row in rows]}
+    with written_whole(file) as stream:
+        stream.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def measure_seed(options: Options, seed: int) -> list[Row]:
@@ -102,37 +75,59 @@ def measure_seed(options: Options, seed: int) -> list[Row]:
     if max(options.ks) >= len(vectors) or len(queries) < 300:
         raise UserError(f"{options.vectors}: {len(vectors)} vectors and {len(queries)} queries are too few")
     _say(f"seed {seed}: {len(vectors)} vectors, {len(queries)} queries; building")
-    built = build(options.index, vectors, seed)
+    built = hnsw.build(vectors) if options.index == hnsw.HNSW else build(options.index, vectors, seed)
     _say("exact neighbours")
     near = nearest_distances(queries, vectors, options.ks)
     first, second = (int(share * len(queries)) for share in (_SHARES[0], sum(_SHARES)))
-    depths = [
-        depth_for(built, queries[:first], near[row, :first], vectors, k) for row, k in enumerate(options.ks)
-    ]
-    widths = [
-        _width(built, queries[first:second], near[row, first:second], k, depths[row], max(options.targets))
-        for row, k in enumerate(options.ks)
-    ]
-    _say(f"{len(built.lists.sizes)} lists; recording over {widths}, depths {depths}")
-
-    def traced(row: int, low: int, high: int) -> Trace:
-        part = queries[low:high]
-        return record(built.lists, part, options.ks[row], depths[row], near[row, low:high], widths[row])
-
+    moved = shift.shifted(queries[second:], seed)
+    beyond = nearest_distances(moved, vectors, options.ks)
     rows: list[Row] = []
     for row, k in enumerate(options.ks):
-        learned = traced(row, 0, first)
-        model = train({k: learned}, seed)
-        families = _families(learned, k, model, seed, len(built.lists.sizes))
+        ready = _ready(built, queries, near[row], (first, second), vectors, k, max(options.targets))
+        learned = ready.traced(0, first)
+        families = _families(built, learned, k, seed)
         del learned
-        tune, test = traced(row, first, second), traced(row, second, len(queries))
-        draws = resamples(len(test.seen), seed)
+        tune, test = ready.traced(first, second), ready.traced(second, len(queries))
+        draws = resamples(len(test.found), seed)
         for target in options.targets:
             _say(f"k = {k}, target {target:g}")
-            readings = read_cell(tune, test, k, target, families, depths[row], draws)
+            readings = read_cell(tune, test, k, target, families, ready.depth, draws)
             if readings:
-                rows += _rows(options, built, queries[second:], test, k, target, depths[row], readings, seed)
+                own = [family for name in OWN for family in families.get(name, ())]
+                share = covered(tune, test, k, target, own) if k > 1 else None
+                measured = _Measured(built, queries[second:], test, ready.depth, seed, moved, beyond[row])
+                rows += _rows(options, measured, k, target, readings, share)
     return rows
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Searches for one k, ready to be recorded: traced(low, high) those of a range of the queries."""
+
+    depth: int
+    traced: Callable[[int, int], Trace]
+
+
+def _ready(
+    built: Built | hnsw.Built,
+    queries: Floats,
+    near: Floats,
+    bounds: tuple[int, int],
+    vectors: Floats,
+    k: int,
+    target: float,
+) -> _Ready:
+    first, second = bounds
+    if isinstance(built, hnsw.Built):
+        nodes = hnsw.width(built, queries[first:second], near[first:second], k, target)
+        _say(f"k = {k}: recording over {nodes} nodes")
+        return _Ready(0, lambda low, high: hnsw.traced(built, queries[low:high], k, near[low:high], nodes))
+    depth = depth_for(built, queries[:first], near[:first], vectors, k)
+    width = _width(built, queries[first:second], near[first:second], k, depth, target)
+    _say(f"k = {k}: {len(built.lists.sizes)} lists; recording over {width}, depth {depth}")
+    return _Ready(
+        depth, lambda low, high: record(built.lists, queries[low:high], k, depth, near[low:high], width)
+    )
 
 
 def _width(built: Built, queries: Floats, near: Floats, k: int, depth: int, target: float) -> int:
@@ -144,46 +139,62 @@ def _width(built: Built, queries: Floats, near: Floats, k: int, depth: int, targ
     return min(lists, max(_LEAST_WIDTH, int(np.ceil(WIDTH * (1 + int(reached.argmax()))))))
 
 
-def _families(trace: Trace, k: int, model: GainModel, seed: int, lists: int) -> dict[str, list[Family]]:
+def _families(built: Built | hnsw.Built, trace: Trace, k: int, seed: int) -> dict[str, list[Family]]:
+    if isinstance(trace, Walks):
+        return hnsw.families(trace, k, seed)
+    assert isinstance(built, Built)
     families: dict[str, list[Family]] = {
-        "marginal": [marginal_family(model, k)],
+        "marginal": [marginal_family(train({k: trace}, seed), k)],
         "density": density_families(k),
     }
-    for family in rivals.families(trace, k, seed, lists):
+    for family in rivals.families(trace, k, seed, len(built.lists.sizes)):
         families.setdefault(family.name, []).append(family)
     return families
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """The searches of the test split: index, queries, what they went through, depth; queries of another kind,
+    and what counts as found for them."""
+
+    built: Built | hnsw.Built
+    queries: Floats
+    test: Trace
+    depth: int
+    seed: int
+    moved: Floats
+    beyond: Floats
+
+
 def _rows(
     options: Options,
-    built: Built,
-    queries: Floats,
-    test: Trace,
+    on: _Measured,
     k: int,
     target: float,
-    depth: int,
-    readings: list[Reading],
-    seed: int,
+    readings: Sequence[Reading],
+    share: float | None,
 ) -> list[Row]:
-    fixed = readings[0]
-    density = next((reading for reading in readings if reading.name == "density"), None)
+    fixed, default = readings[0], default_of(readings)
     times = timing.measure(
-        built,
-        queries[:_TIMED],
+        on.built,
+        on.queries[:_TIMED],
         k,
         int(fixed.policy.parameters[0]),
-        depth,
+        on.depth,
         {reading.name: reading.policy for reading in readings},
-        min(options.batch, len(queries)),
-        _ROUNDS,
-        seed,
+        min(options.batch, len(on.queries)),
+        [reading.name for reading in readings if reading.name not in OWN],
+        on.seed,
     )
+    achieved = shift.recalls(
+        on.built, on.moved, on.beyond, k, {reading.name: reading.policy for reading in readings}
+    )
+    stock = times[timing.FAISS]
+    calls = resamples(len(stock.calls), on.seed)
     rows = []
     for reading in readings:
-        ratio = fixed.draws / reading.draws
-        over = None if density is None else density.draws / reading.draws
         taken, done = times[reading.name], reading.calibrated
-        low, high = np.percentile(done.recalls[resamples(len(done.recalls), seed)].mean(axis=1), (2.5, 97.5))
+        recalls = done.recalls[resamples(len(done.recalls), on.seed)].mean(axis=1)
         rows.append(
             Row(
                 policy=reading.name,
@@ -191,7 +202,7 @@ def _rows(
                 k=k,
                 target=target,
                 recall=float(done.recalls.mean()),
-                recall_ci=(float(low), float(high)),
+                recall_ci=_interval(recalls),
                 coverage=float((done.recalls >= target - 1e-9).mean()),
                 mean_us=taken.mean,
                 p50_us=taken.p50,
@@ -199,19 +210,24 @@ def _rows(
                 distances=float(done.codes.mean()),
                 p99_distances=float(np.percentile(done.codes, 99)),
                 model_calls=float(done.asked.mean()),
-                predict_us=timing.decision_us(test, reading.policy),
+                predict_us=timing.decision_us(on.test, k, reading.policy),
                 queries=len(done.recalls),
-                seed=seed,
+                seed=on.seed,
                 lists=float(done.lists.mean()),
                 equal_distances=reading.codes,
                 ratio=fixed.codes / reading.codes,
-                ratio_ci=_interval(ratio),
-                over_density_ci=None if over is None else _interval(over),
+                ratio_ci=_interval(fixed.draws / reading.draws),
+                over_default=reading.codes / default.codes,
+                over_default_ci=_interval(reading.draws / default.draws),
                 p99_ratio=float(
                     np.percentile(reading.equal.codes, 99) / np.percentile(fixed.equal.codes, 99)
                 ),
-                faiss_us=times[timing.FAISS].mean,
-                faiss_ratio=times[timing.FAISS].mean / taken.mean,
+                faiss_us=stock.mean,
+                faiss_ratio=stock.mean / taken.mean,
+                faiss_ci=_interval(stock.calls[calls].mean(axis=1) / taken.calls[calls].mean(axis=1)),
+                default=reading is default,
+                covered=share if reading is default else None,
+                shifted=achieved[reading.name],
             )
         )
     return rows
@@ -220,25 +236,6 @@ def _rows(
 def _interval(draws: npt.NDArray[np.float64]) -> tuple[float, float]:
     low, high = np.percentile(draws, (2.5, 97.5))
     return float(low), float(high)
-
-
-def table(rows: Sequence[Row]) -> str:
-    """The rows for a terminal."""
-    columns = (
-        *("policy", "k", "target", "recall", "distances", "p99"),
-        *("x fixed", "95 %", "p99 / fixed", "calls", "us", "model us", "x FAISS"),
-    )
-    cells = [
-        (
-            *(row.policy, str(row.k), f"{row.target:g}", f"{row.recall:.4f}"),
-            *(f"{row.distances:.0f}", f"{row.p99_distances:.0f}"),
-            *(f"{row.ratio:.2f}", f"{row.ratio_ci[0]:.2f}-{row.ratio_ci[1]:.2f}", f"{row.p99_ratio:.2f}"),
-            *(f"{row.model_calls:.1f}", f"{row.mean_us:.1f}", f"{row.predict_us:.2f}"),
-            f"{row.faiss_ratio:.2f}",
-        )
-        for row in rows
-    ]
-    return text_table(columns, cells)
 
 
 def _say(text: str) -> None:

@@ -1,8 +1,9 @@
 """Thresholds that reach recall targets at the least work, chosen on recorded searches of a calibration split.
 
 A rule with a knob is monotone: the more it searches, the more it finds. So for each target the least knob
-that reaches it is found by bisection, each probe a replay of the whole split (a few milliseconds a thousand
-queries). The target is the mean recall, or the share of queries that reach a recall.
+that reaches it is found by bisection, each probe a replay of the split (a few milliseconds a thousand
+queries): of some queries first, then of all in a bracket about what those say. The target is the mean recall,
+or the share of queries that reach a recall.
 
 The cap bounds the tail. An adaptive rule spends on hard queries what it saves on easy ones; held to 1.3 times
 the fixed budget of the target, its 99th percentile of work is about that of the fixed budget times 1.3, and
@@ -19,20 +20,28 @@ import numpy as np
 import numpy.typing as npt
 
 from models.termination.gain import GainModel
+from services.core.hnsw.replay import Trace as Walks
 from services.core.stopping import marginal
-from services.core.stopping.replay import Trace, lists_visited
-from services.core.stopping.rules import DENSITY, MARGINAL, NO_FOREST
-from services.core.stopping.state import CODES, WATCHED
+from services.core.stopping.replay import Trace as Scans
+from services.core.stopping.rules import DENSITY, MARGINAL, NO_FOREST, RATIO
+from services.core.stopping.state import WATCHED
 from services.core.stopping.table import MEAN, Point
 
 CAP = 1.3
+CAP_OF_WALK = 1.35
+"""Of walks of a graph: an expanded node costs the less the more were before it, so 1.35 times the nodes are
+about 1.2 times the work in the 99th percentile."""
 EXPONENTS = (4.0, 8.0, 12.0)
 MIXES = (0.3, 0.5, 0.7)
-_PROBES = 14
+_PROBES = 13  # the knob is found to 2^-13 of its range
+_FEW = 1000  # queries of the first bisection
+_BRACKET = 12.0  # about what they say, in units of the precision
 _ROUNDING = 1e-9
 
 Doubles = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Trace = Scans | Walks
+"""Recorded searches, of an inverted file or of a graph. What the one calls lists are nodes to the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +70,15 @@ class Outcome:
     @classmethod
     def at(cls, trace: Trace, k: int, lists: Ints, asked: Ints) -> Outcome:
         """Of searches that visited these numbers of lists."""
-        rows = np.arange(len(lists))
-        codes = trace.seen[rows, lists - 1, CODES].astype(np.float64)
-        return cls(lists, codes, trace.found[rows, lists - 1].astype(np.float64) / k, asked)
+        found = trace.found[np.arange(len(lists)), lists - 1].astype(np.float64)
+        return cls(lists, trace.compared(lists), found / k, asked)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """A rule as a function of one knob: the larger, the more is searched.
 
-    parameters: those of the rule at a knob in low..high.
+    parameters: those of the rule at a knob in low..high. cap: most lists of one query over the fixed budget.
     """
 
     name: str
@@ -79,35 +87,47 @@ class Family:
     low: float
     high: float
     forest: Any = NO_FOREST
+    cap: float = CAP
 
     def outcome(self, trace: Trace, k: int, knob: float, cap: int) -> Outcome:
         """What it does on the recorded searches, none longer than `cap` lists."""
-        asked = np.zeros(len(trace.seen), dtype=np.int64)
-        lists = lists_visited(trace, self.rule, self.parameters(knob), self.forest, cap, asked)
-        return Outcome.at(trace, k, lists, asked)
+        return Outcome.at(trace, k, *trace.replay(k, self.rule, self.parameters(knob), self.forest, cap))
 
     def least_knob(self, trace: Trace, k: int, target: Target, cap: int) -> float | None:
         """The least knob that reaches the target under this cap; None: no knob does."""
-        low, high = self.low, self.high
-        if target.reached(self.outcome(trace, k, high, cap).recalls) < -_ROUNDING:
-            return None
-        for _ in range(_PROBES):
-            middle = (low + high) / 2
-            if target.reached(self.outcome(trace, k, middle, cap).recalls) < -_ROUNDING:
-                low = middle
-            else:
-                high = middle
-        return high
+
+        def reached(part: Trace, knob: float) -> bool:
+            return target.reached(self.outcome(part, k, knob, cap).recalls) >= -_ROUNDING
+
+        precision = (self.high - self.low) / 2**_PROBES
+        few = trace.part(slice(_FEW))
+        high = _bisect(lambda knob: reached(few, knob), self.low, self.high, precision)
+        step = _BRACKET * precision
+        low = max(self.low, high - step)
+        while not reached(trace, high):
+            if high == self.high:
+                return None
+            low, high, step = high, min(self.high, high + step), 2 * step
+        while low > self.low and reached(trace, low):
+            step *= 2
+            low, high = max(self.low, low - step), low
+        return _bisect(lambda knob: reached(trace, knob), low, high, precision)
+
+
+def _bisect(reached: Callable[[float], bool], low: float, high: float, precision: float) -> float:
+    """The least knob in low..high that reaches its target, to `precision`; `high` is taken to."""
+    while high - low > precision:
+        middle = (low + high) / 2
+        if reached(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def fixed_lists(trace: Trace, k: int, target: Target) -> int | None:
     """The least fixed budget that reaches the target; None: the width of the trace does not."""
-    recalls = trace.found / float(k)
-    if target.share == MEAN:
-        reached = recalls.mean(axis=0) >= target.recall - _ROUNDING
-    else:
-        reached = (recalls >= target.recall - _ROUNDING).mean(axis=0) >= target.share - _ROUNDING
-    return int(reached.argmax()) + 1 if reached.any() else None
+    return trace.least_budget(k, lambda recalls: target.reached(recalls) >= -_ROUNDING)
 
 
 def density_families(k: int) -> list[Family]:
@@ -132,9 +152,22 @@ def marginal_family(model: GainModel, k: int) -> Family:
     return Family("marginal", MARGINAL, parameters, -10.0, 40.0, model.forest.arrays)
 
 
-def cap_of(lists: int, width: int) -> int:
+def ratio_families(k: int) -> list[Family]:
+    """The closed form for walks of a graph with every mix that is tried; its knob is the log of the ratio."""
+    mixes = MIXES if k < WATCHED else (0.0,)
+
+    def family(mix: float) -> Family:
+        def parameters(knob: float) -> Doubles:
+            return np.array([knob, mix])
+
+        return Family("ratio", RATIO, parameters, -2.0, 4.0, cap=CAP_OF_WALK)
+
+    return [family(mix) for mix in mixes]
+
+
+def cap_of(lists: int, width: int, cap: float = CAP) -> int:
     """Most lists of one query where the fixed budget is `lists`."""
-    return min(width, int(np.ceil(CAP * lists)))
+    return min(width, int(np.ceil(cap * lists)))
 
 
 def points(trace: Trace, k: int, targets: Sequence[Target], model: GainModel) -> list[Point]:
@@ -143,14 +176,14 @@ def points(trace: Trace, k: int, targets: Sequence[Target], model: GainModel) ->
     Work is the mean number of vectors compared. A target that the width of the trace does not reach has no
     point.
     """
-    width = trace.seen.shape[1]
+    width = trace.width
     chosen = []
     for target in targets:
         lists = fixed_lists(trace, k, target)
         if lists is None:
             continue
         cap = cap_of(lists, width)
-        everyone = np.full(len(trace.seen), lists, dtype=np.int64)
+        everyone = np.full(len(trace.found), lists, dtype=np.int64)
         outcome = Outcome.at(trace, k, everyone, np.zeros_like(everyone))
         best = _point(k, target, lists, "fixed", lists, outcome, 0.0, (0.0, 0.0))
         for family in [*density_families(k), marginal_family(model, k)]:

@@ -35,9 +35,14 @@ def register(subparsers: _Names) -> None:
 
 def _add_retrieval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--vectors", default="glove50-norm", metavar="glove50|glove50-norm|FILE.npy", help="what to search"
+        "--vectors",
+        default="glove50-norm",
+        metavar="glove50|glove50-norm|FILE.npy",
+        help="what to search; queries are in FILE.queries.npy, or else held out (default %(default)s)",
     )
-    parser.add_argument("--index", default="ivf", choices=("ivf", "ivfpq"), help="default %(default)s")
+    parser.add_argument(
+        "--index", default="ivf", choices=("ivf", "ivfpq", "hnsw"), help="default %(default)s"
+    )
     parser.add_argument("--k", type=_integers, default=[1, 10], metavar="K,K", help="default 1,10")
     parser.add_argument(
         "--targets", type=_shares, default=[0.9, 0.95, 0.99], metavar="R,R", help="default .90,.95,.99"

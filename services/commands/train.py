@@ -74,7 +74,7 @@ def run_termination(args: argparse.Namespace) -> int:
     bundle = open_bundle(args.index, INDEX, max_bytes=MAX_INDEX_BYTES)
     limit_loading(MAX_INDEX_BYTES)
     contents = read_contents(bundle, check_seal(bundle))
-    vectors = np.concatenate(list(contents.blocks()))
+    vectors = contents.vectors
     ks = [k for k in KS if k < len(vectors)]
     targets = [*map(Target, MEAN_RECALLS), *(Target(*coverage) for coverage in COVERAGES)]
     columns = (TextColumn("{task.description:>12}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -85,7 +85,7 @@ def run_termination(args: argparse.Namespace) -> int:
         else:
             queries = _embedded(args.model, contents.encoder, lines)
         trained = train_termination(
-            views_of(contents.ivf, contents.quantized)[0],
+            views_of(contents)[0],
             vectors,
             queries,
             ks,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from services.core.ivf.search import record
 from services.retrieval import attributes
 from services.retrieval.calibration import CALIBRATION_FILE, Calibration, depth_of, measure, measure_recorded
-from services.retrieval.contents import IDS_FILE, KIND, Quantized, hashes_of, seal
-from services.retrieval.index import views_of
+from services.retrieval.contents import IDS_FILE, KIND, hashes_of, seal
+from services.retrieval.index import quantized_view
 from services.retrieval.kernels import faiss, list_sizes, rank_lists
 from services.retrieval.quantization import (
     CEILING,
@@ -137,8 +137,8 @@ def build_index(
     try:
         with write_bundle(out, KIND, meta) as folder:
             faiss.write_index(ivf, str(folder / VECTORS_FILE))
-            if lists.quantized is not None:
-                np.save(folder / ROTATION_FILE, lists.quantized.rotation, allow_pickle=False)
+            if lists.rotation is not None:
+                np.save(folder / ROTATION_FILE, lists.rotation, allow_pickle=False)
                 np.save(folder / STORED_FILE, unit, allow_pickle=False)
             np.save(folder / IDS_FILE, ids, allow_pickle=False)
             attributes.save(columns, folder)
@@ -187,11 +187,12 @@ def _checked_ids(ad_ids: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Filled:
-    """Trained and filled lists, the order in which their rows hold the vectors, and the re-ranking depth."""
+    """Trained and filled lists, and the order in which their rows hold the vectors; where they are quantized
+    the rotation before, and the re-ranking depth."""
 
     ivf: Any
     order: npt.NDArray[np.int64]
-    quantized: Quantized | None = None
+    rotation: Floats | None = None
     depth: int = 0
 
 
@@ -212,10 +213,10 @@ def _quantized_lists(
         rotation = rotation_for(unit, parts, rng)
         ivf = quantized_index(dimension, number_of_lists(n), parts)
         order = _fill(ivf, unit @ rotation.T, seed, progress)
-        quantized = Quantized(rotation, unit[order])
-        depth = depth_for(views_of(ivf, quantized)[0], queries, quantized.vectors)
+        vectors = unit[order]
+        depth = depth_for(quantized_view(ivf, rotation, vectors), queries, vectors)
         if depth is not None:
-            return _Filled(ivf, order, quantized, depth)
+            return _Filled(ivf, order, rotation, depth)
     raise UserError(f"no code reaches a recall of {CEILING} on these vectors; build {IVF_FLAT}")
 
 
@@ -245,14 +246,14 @@ def _calibrated(
 ) -> Calibration:
     """The table of the lists; `unit` [n, d] in row order."""
     ivf = lists.ivf
-    if lists.quantized is None:
+    if lists.rotation is None:
         list_of = np.repeat(np.arange(ivf.nlist), list_sizes(ivf))
 
         def ranked(part: Floats) -> npt.NDArray[np.int64]:
             return rank_lists(ivf, part, ivf.nlist)
 
         return measure(queries, unit, list_of, ranked, ivf.nlist, source, progress)
-    view, _ = views_of(ivf, lists.quantized)
+    view = quantized_view(ivf, lists.rotation, unit)
 
     def found(part: Floats, k: int, limits: Floats) -> Floats:
         return record(view, part, k, depth_of(lists.depth, k), limits, ivf.nlist).found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from services.retrieval import attributes
 from services.retrieval.calibration import CALIBRATION_FILE, Calibration
-from services.retrieval.kernels import limit_loading, use_one_thread
+from services.retrieval.kernels import limit_loading, list_sizes, use_one_thread
 from services.retrieval.vectors import (
     IVF_FLAT,
     IVF_PQ,
@@ -35,7 +35,7 @@ from services.retrieval.vectors import (
     check_stored,
     read_flat,
     read_quantized,
-    stored_vectors,
+    take_vectors,
 )
 from services.runtime.bundles import MANIFEST, Bundle, open_bundle
 from services.runtime.errors import BundleError
@@ -48,19 +48,19 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantized:
-    """What quantized lists need besides: rotation [d, d] of queries, vectors [n, d] before it, by row."""
-
-    rotation: Floats
-    vectors: Floats
-
-
-@dataclass(frozen=True, slots=True)
 class Contents:
-    """The parts of a sound bundle; `ivf` is FAISS' index, `quantized` None where lists hold vectors."""
+    """The parts of a sound bundle.
+
+    ivf: FAISS' index, whose lists are empty where they held the vectors themselves. vectors: float32 [n, d],
+    of unit length, in the order of rows. rows: 0..n-1. sizes: of the lists. rotation: [d, d], of queries of
+    quantized lists; None for flat ones.
+    """
 
     ivf: Any
-    quantized: Quantized | None
+    vectors: Floats
+    rows: Ints
+    sizes: Ints
+    rotation: Floats | None
     ad_ids: Ints
     columns: attributes.Columns
     calibration: Calibration
@@ -70,13 +70,7 @@ class Contents:
     @property
     def kind(self) -> str:
         """Kind of index: ivf_flat or ivf_pq."""
-        return IVF_PQ if self.quantized else IVF_FLAT
-
-    def blocks(self) -> Iterator[Floats]:
-        """The unit vectors in row order, as views of blocks of rows."""
-        if self.quantized:
-            return iter((self.quantized.vectors,))
-        return stored_vectors(self.ivf)
+        return IVF_FLAT if self.rotation is None else IVF_PQ
 
 
 def seal(document: Mapping[str, Any], hashes: Mapping[str, str]) -> bytes:
@@ -120,25 +114,30 @@ def read_contents(bundle: Bundle, document: dict[str, Any]) -> Contents:
     if not ad_ids.size or ad_ids.min() < 1 or np.unique(ad_ids).size != ad_ids.size:
         raise BundleError(f"{IDS_FILE}: ids must be positive and distinct, and there must be some")
     kind, n = bundle.meta.get("index_kind"), ad_ids.size
-    quantized = None
+    rotation: Floats | None = None
     if kind == IVF_FLAT:
         ivf = read_flat(bundle.read(VECTORS_FILE), n)
+        sizes = list_sizes(ivf)
+        vectors = take_vectors(ivf)
     elif kind == IVF_PQ:
         ivf = read_quantized(bundle.read(VECTORS_FILE), n)
+        sizes = list_sizes(ivf)
         shape = (ivf.d, ivf.d)
         rotation = attributes.parse_array(bundle.read(ROTATION_FILE), ROTATION_FILE, np.float32, shape)
         vectors = attributes.parse_array(bundle.read(STORED_FILE), STORED_FILE, np.float32, (n, ivf.d))
         check_rotation(rotation)
         check_stored(vectors)
-        quantized = Quantized(rotation, np.ascontiguousarray(vectors))
     else:
         raise BundleError(f"manifest: an index of kind {kind!r}, not {IVF_FLAT} or {IVF_PQ}")
     columns = attributes.load(bundle.read, n)
-    calibration = Calibration.from_json(document, ivf.nlist, exhaustive=quantized is None)
+    calibration = Calibration.from_json(document, ivf.nlist, exhaustive=rotation is None)
     encoder = bundle.meta.get("encoder")
     if not isinstance(encoder, str) or not encoder:
         raise BundleError("manifest: meta has no encoder fingerprint")
-    return Contents(ivf, quantized, ad_ids, columns, calibration, bundle.fingerprint, encoder)
+    rows = np.arange(n, dtype=np.int64)
+    return Contents(
+        ivf, vectors, rows, sizes, rotation, ad_ids, columns, calibration, bundle.fingerprint, encoder
+    )
 
 
 def try_load(folder: Path) -> Contents:

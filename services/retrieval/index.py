@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from services.core.ivf.distances import flat_distances
 from services.core.ivf.exhaustive import exhaustive
-from services.core.ivf.memory import Lists, lists_of
+from services.core.ivf.memory import Lists, lists_of, lists_over
 from services.core.ivf.search import search
 from services.core.stopping.policy import fixed
-from services.retrieval.contents import Contents, Quantized
+from services.retrieval.contents import Contents
 from services.retrieval.cost import ScanCost
 from services.retrieval.stop_model import StopModel
 from services.retrieval.vectors import UNIT_TOLERANCE, VECTORS_FILE, centroids, codewords
@@ -62,9 +62,9 @@ class LoadedIndex:
         self.calibration = contents.calibration
         self.fingerprint = contents.fingerprint
         self.encoder = contents.encoder
-        self.view, self.exact_view = views_of(contents.ivf, contents.quantized)
+        self.view, self.exact_view = views_of(contents)
         self.list_sizes = self.view.sizes
-        self.exhaustive = contents.quantized is None  # a search over every list finds everything
+        self.exhaustive = contents.rotation is None  # a search over every list finds everything
         self.cost = ScanCost(self.list_sizes)
         self.exact_cost = ScanCost(self.list_sizes)
         self._starts = np.concatenate(([0], np.cumsum(self.list_sizes)[:-1]))
@@ -97,7 +97,7 @@ class LoadedIndex:
 
         The first row must find itself or a copy; raises BundleError when it does not.
         """
-        query = np.ascontiguousarray(next(self.contents.blocks())[:1])
+        query = self.contents.vectors[:1]
         self.rank(query[0])
         policy = fixed(self.lists, self.calibration.depth)
         for measured in (False, True):
@@ -113,21 +113,16 @@ class LoadedIndex:
                 raise BundleError(f"{VECTORS_FILE}: a search for its first vector does not find it")
 
 
-def views_of(ivf: Any, quantized: Quantized | None) -> tuple[Lists, Lists]:
+def views_of(contents: Contents) -> tuple[Lists, Lists]:
     """The lists as searches compare them, and as exact searches do."""
-    found = centroids(ivf)
-    if quantized is None:
-        view = lists_of(ivf.invlists, found)
+    found, rotation = centroids(contents.ivf), contents.rotation
+    if rotation is None:
+        view = lists_over(contents.vectors, contents.rows, contents.sizes, found)
         return view, view
-    rotation, vectors = quantized.rotation, quantized.vectors
-    view = lists_of(ivf.invlists, found, books=codewords(ivf), rotation=rotation, vectors=vectors)
-    first = vectors.ctypes.data + 4 * ivf.d * np.concatenate(([0], np.cumsum(view.sizes)[:-1]))
-    nothing = np.empty((0, ivf.d), dtype=np.float32)
-    exact = view._replace(
-        codes=first.astype(np.int64),
-        centroids=np.ascontiguousarray(found @ rotation),
-        books=np.empty((0, 256, 1), dtype=np.float32),
-        rotation=nothing,
-        vectors=nothing,
-    )
-    return view, exact
+    exact = lists_over(contents.vectors, contents.rows, contents.sizes, found @ rotation)
+    return quantized_view(contents.ivf, rotation, contents.vectors), exact
+
+
+def quantized_view(ivf: Any, rotation: Floats, vectors: Floats) -> Lists:
+    """The lists of FAISS' quantized index; rotation and vectors as in `Contents`."""
+    return lists_of(ivf.invlists, centroids(ivf), books=codewords(ivf), rotation=rotation, vectors=vectors)

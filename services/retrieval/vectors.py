@@ -33,7 +33,7 @@ def read_flat(data: bytes, size: int) -> Any:
     ivf = _read(data, faiss.IndexIVFFlat)
     _check(ivf, size)
     _require(ivf.code_size == 4 * ivf.d, "codes are not flat vectors")
-    for vectors in stored_vectors(ivf):
+    for vectors in _stored_vectors(ivf):
         _require(_unit(vectors), "a vector is not of unit length")
     return ivf
 
@@ -81,7 +81,17 @@ def codewords(ivf: Any) -> Floats:
     return array
 
 
-def stored_vectors(ivf: Any) -> Iterator[Floats]:
+def take_vectors(ivf: Any) -> Floats:
+    """The vectors of a flat index in row order, float32 [n, d] in one block of memory; its lists are empty
+    then."""
+    vectors = np.concatenate(list(_stored_vectors(ivf)))
+    empty = faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size)
+    ivf.replace_invlists(empty, True)
+    empty.this.disown()
+    return vectors
+
+
+def _stored_vectors(ivf: Any) -> Iterator[Floats]:
     """Views of the vectors of a flat index in row order, in blocks of bounded size."""
     for key in range(ivf.nlist):
         count = ivf.invlists.list_size(key)

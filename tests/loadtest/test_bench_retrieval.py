@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from loadtest.retrieval_bench.cells import read_cell, resamples
+from loadtest.retrieval_bench.cells import default_of, read_cell, resamples
 from loadtest.retrieval_bench.indexes import build, depth_for
 from loadtest.retrieval_bench.main import Options, main
 from loadtest.retrieval_bench.vectors import load
@@ -61,9 +62,22 @@ def test_every_rule_has_a_row_a_cell(vectors: Path, capsys: pytest.CaptureFixtur
             assert row["ratio"] == 1.0
             assert row["ratio_ci"] == [1.0, 1.0]
         assert row["ratio_ci"][0] <= row["ratio"] <= row["ratio_ci"][1]
-    table = capsys.readouterr().out
-    assert table.count("\n") == len(rows) + 1
-    assert "x FAISS" in table
+        assert row["over_default_ci"][0] <= row["over_default"] <= row["over_default_ci"][1]
+        assert row["faiss_ci"][0] <= row["faiss_ratio"] <= row["faiss_ci"][1]
+        assert (row["covered"] is not None) == (row["default"] and row["k"] > 1)
+    defaults = [row for row in rows if row["default"]]
+    assert [row["k"] for row in defaults] == [1, 10]
+    for row in defaults:
+        assert row["policy"] in ("fixed", "density", "marginal")
+        assert row["over_default"] == 1.0
+    assert defaults[1]["covered"] == pytest.approx(0.9, abs=0.08)
+    seed, gains, rivals, promises = re.split(r"\n(?=At equal|Promises)", capsys.readouterr().out.strip())
+    assert seed.count("\n") == len(rows)
+    for table in (gains, rivals, promises):
+        assert table.count("\n") == 1 + len(defaults)
+        assert [line.split()[2] for line in table.splitlines()[2:]] == [row["policy"] for row in defaults]
+    assert f"{defaults[0]['ratio']:.2f}" in gains
+    assert f"{100 * (defaults[0]['recall'] - 0.9):+.2f}" in promises
 
 
 def test_a_cell_reads_rules_at_equal_recall(vectors: Path) -> None:
@@ -85,6 +99,7 @@ def test_a_cell_reads_rules_at_equal_recall(vectors: Path) -> None:
     assert density.equal.recalls.mean() == pytest.approx(0.9, abs=0.01)
     assert density.codes == pytest.approx(density.equal.codes.mean(), rel=0.05)
     assert np.std(density.draws) < 0.1 * density.codes
+    assert default_of([fixed, density]) is (density if density.tuned.mean() < fixed.tuned.mean() else fixed)
     assert read_cell(tune, test, 10, 0.99999, {}, 0, draws) == []
 
 

@@ -102,8 +102,7 @@ def test_every_ad_is_stored_under_its_id_with_its_attributes(world: World, index
         assert [values[code] for code in column.codes[rows]] == world.strings[name]
     prices = index.columns.numbers["product_price_usd"][rows]
     assert np.array_equal(prices, world.numbers["product_price_usd"], equal_nan=True)
-    stored = np.concatenate(list(index.contents.blocks()))
-    assert np.allclose(stored[rows], world.vectors, atol=1e-6)
+    assert np.allclose(index.contents.vectors[rows], world.vectors, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def asked(world: World, count: int, seed: int) -> np.ndarray:
 
 def train(world: World, folder: Path, out: Path, queries: int = 2_000) -> Path:
     index = load_folder(folder)
-    vectors = np.concatenate(list(index.contents.blocks()))
+    vectors = index.contents.vectors
     depth = index.calibration.depth
     trained = train_termination(
         index.view, vectors, asked(world, queries, 1), (1, 10), TARGETS, 1, lambda *_: None, depth=depth

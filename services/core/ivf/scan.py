@@ -243,7 +243,8 @@ def _search_one(
         seen[LISTS], seen[CODES] = visited, compared
         seen[LAST] = watched[0] if watched.size else found[0]
         if recording:
-            _spread(watched if watched.size else found, seen)
+            if entered:
+                _spread(watched if watched.size else found, seen)
             record.seen[q, visited - 1] = seen
             record.found[q, visited - 1] = won
         elif visited == ask_at and visited < cap:

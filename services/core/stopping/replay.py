@@ -7,6 +7,7 @@ calls for any parameters, exactly, at the cost of the decisions alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from ..compiled import compiled
 from .rules import decide
 from .state import AHEAD, ASKED, CODES, MEMORY, SLOTS, Floats, next_rung
+
+Ints = npt.NDArray[np.int64]
 
 
 class Trace(NamedTuple):
@@ -30,6 +33,32 @@ class Trace(NamedTuple):
     margins: Floats
     queries: Floats
     found: Floats
+
+    @property
+    def width(self) -> int:
+        """Most lists of a search."""
+        return int(self.seen.shape[1])
+
+    def part(self, rows: slice) -> Trace:
+        """The searches of some queries."""
+        return Trace._make(array[rows] for array in self)
+
+    def compared(self, lists: Ints) -> npt.NDArray[np.float64]:
+        """Vectors compared by searches that visited these numbers of lists: [q]."""
+        codes: npt.NDArray[np.float64] = self.seen[np.arange(len(lists)), lists - 1, CODES].astype(np.float64)
+        return codes
+
+    def replay(
+        self, _k: int, rule: int, parameters: npt.NDArray[np.float64], forest: Any, cap: int
+    ) -> tuple[Ints, Ints]:
+        """Lists that each query visits, and the evaluations of its model: int64 [q] each."""
+        asked = np.zeros(len(self.seen), dtype=np.int64)
+        return lists_visited(self, rule, parameters, forest, cap, asked), asked
+
+    def least_budget(self, k: int, reached: Callable[[npt.NDArray[np.float64]], bool]) -> int | None:
+        """The least fixed number of lists with whose recalls [q] `reached` is content; None: none is."""
+        recalls = self.found.astype(np.float64) / k
+        return next((lists + 1 for lists in range(self.width) if reached(recalls[:, lists])), None)
 
 
 @compiled

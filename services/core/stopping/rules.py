@@ -12,7 +12,7 @@ from ..trees.evaluator import COLUMN, HEAD, NODE, TREE, ForestArrays
 from . import aps, darth, density, fixed, laet, marginal, patience
 from .state import Floats, State
 
-FIXED, DENSITY, MARGINAL, LAET, DARTH, APS, PATIENCE = range(7)
+FIXED, DENSITY, MARGINAL, LAET, DARTH, APS, PATIENCE, RATIO = range(8)
 
 
 def _nothing(dtype: np.dtype[Any], rows: int) -> npt.NDArray[Any]:
