@@ -81,7 +81,7 @@ def main(calls: int, rounds: int, json_file: str | None) -> int:
     """Measures with an embedded server, prints a table and, on request, writes one JSON document."""
     if calls < 10 or rounds < 1:
         raise UserError(f"requests {calls} must be 10 or more, rounds {rounds} 1 or more")
-    with _server() as port:
+    with embedded_server() as port:
         url = f"redis://127.0.0.1:{port}"
         result = hit_throughput(f"{url}/0", f"{url}/1", rounds=rounds, calls=calls, progress=_say)
     rows = [
@@ -104,7 +104,8 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[int]:
+def embedded_server() -> Iterator[int]:
+    """An embedded Redis for the time of a block; its port."""
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_base()
         valkey.write_config(
@@ -176,7 +177,7 @@ async def _measure(
         cache_timeout_ms=_TIMEOUT_MS,
         log_level="error",
     )
-    await _fill(config, queries, candidates)
+    await fill(config, queries, candidates)
     async with (
         start_server("scoring", config, build) as running,
         grpc.aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
@@ -200,7 +201,7 @@ async def _measure(
             for number in range(rounds):
                 for name, (port, method, payloads) in targets.items():
                     cpu_s = time.process_time()
-                    load = await _load(port, method, payloads, calls, concurrency)
+                    load = await send_load(port, method, payloads, calls, concurrency)
                     rates[name].append(load.calls_per_s)
                     cpu_us[name].append((time.process_time() - cpu_s) * 1e6 / load.calls)
                     errors += load.failed
@@ -224,7 +225,8 @@ async def _measure(
     )
 
 
-async def _fill(config: ScoringConfig, queries: list[str], candidates: int) -> None:
+async def fill(config: ScoringConfig, queries: list[str], candidates: int) -> None:
+    """Puts live ads into the state Redis and a list a query into the cache."""
     state = State(connect(config.state_url, _TIMEOUT_MS, 4))
     cache = RedisCache(connect(config.cache_url, _TIMEOUT_MS, 4), config.key_prefix, Metrics("bench"))
     ads = [
@@ -250,7 +252,9 @@ async def _fill(config: ScoringConfig, queries: list[str], candidates: int) -> N
     await cache.close()
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
+    """What a load process reached, its warm-up among `calls` and `failed`."""
+
     calls_per_s: float
     calls: int
     failed: int
@@ -285,7 +289,7 @@ class _Bare:
         return self._payload
 
 
-async def _load(port: int, method: str, payloads: list[bytes], calls: int, concurrency: int) -> _Load:
+async def send_load(port: int, method: str, payloads: list[bytes], calls: int, concurrency: int) -> Load:
     """What a closed loop of `concurrency` callers in another process reaches."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -293,7 +297,7 @@ async def _load(port: int, method: str, payloads: list[bytes], calls: int, concu
     process.start()
     sender.close()  # so that the death of the process ends the wait
     try:
-        load: _Load = await asyncio.to_thread(receiver.recv)
+        load: Load = await asyncio.to_thread(receiver.recv)
     except EOFError:
         raise RuntimeError("the load process ended without a result") from None
     finally:
@@ -307,7 +311,7 @@ def _client(sender: Any, port: int, method: str, payloads: list[bytes], calls: i
     sender.send(asyncio.run(_closed_loop(port, method, payloads, calls, concurrency)))
 
 
-async def _closed_loop(port: int, method: str, payloads: list[bytes], calls: int, concurrency: int) -> _Load:
+async def _closed_loop(port: int, method: str, payloads: list[bytes], calls: int, concurrency: int) -> Load:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         call: Any = channel.unary_unary(method)
         failed = 0
@@ -328,4 +332,4 @@ async def _closed_loop(port: int, method: str, payloads: list[bytes], calls: int
 
         warm_up = calls // 10
         await rush(warm_up)
-        return _Load(calls / await rush(calls), warm_up + calls, failed)
+        return Load(calls / await rush(calls), warm_up + calls, failed)

@@ -1,6 +1,4 @@
-"""The simulator written down plainly, from SoCC'17 and nothing of ours but the auction: what the fast one
-must agree with.
-"""
+"""The simulator written down plainly, from SoCC'17 and nothing of ours: what the fast one must agree with."""
 
 from __future__ import annotations
 
@@ -14,7 +12,6 @@ import numpy as np
 from loadtest.request_log.schema import RequestLog
 from loadtest.simulator.auction import Market
 from loadtest.simulator.designs import Design
-from services.core.auction import Account, LiveAd, Viewer, run_auction
 
 Key = tuple[int, ...]
 
@@ -41,8 +38,8 @@ class Reference:
         self.uniform = np.random.default_rng(17).random(len(log.phrase))
         self.sums: dict[str, Any] = dict.fromkeys(
             ("requests", "hits", "refreshes", "compared", "similarity", "cost", "cost_saved", "revenue_usd",
-             "lost_usd", "revenue_realised_usd", "lost_realised_usd", "auction_fresh_usd",
-             "auction_served_usd"), 0
+             "lost_usd", "revenue_realised_usd", "lost_realised_usd", "auction_usd", "probes",
+             "served_predicted_usd", "served_estimated_usd"), 0
         )  # fmt: skip
         self.decisions: list[str] = []
         for i in range(len(log.phrase)):
@@ -129,11 +126,9 @@ class Reference:
 
     def count(self, i: int, decision: str, current: dict[int, int], served: dict[int, int]) -> None:
         log, sums = self.log, self.sums
-        fresh_usd = self.auction_usd(i, current, current)
         sums["requests"] += 1
         sums["cost"] += float(log.cost[i])
-        sums["auction_fresh_usd"] += fresh_usd
-        sums["auction_served_usd"] += fresh_usd if decision != "hit" else self.auction_usd(i, current, served)
+        sums["auction_usd"] += self.auction_usd(current, served)
         sums["refreshes"] += decision == "refresh"
         for j in range(log.offsets[i], log.offsets[i + 1]):
             charge_usd = float(log.charge_usd[j])
@@ -151,30 +146,28 @@ class Reference:
                 sums["compared"] += 1
                 sums["similarity"] += len(served.keys() & current.keys()) / len(current)
 
-    def auction_usd(self, i: int, current: dict[int, int], candidates: dict[int, int]) -> float:
-        """The auction of the live service over a list, with the truth that `auction.py` describes."""
-        log, account = self.log, Account("")
-        bids = {ad: float(log.bid_usd[current.get(ad, j)]) for ad, j in candidates.items()}
-        placements = run_auction(
-            list(candidates),
-            [float(log.click_probability[j]) for j in candidates.values()],
-            {ad: LiveAd(ad, "", "", account, round(bid * 1e6)) for ad, bid in bids.items()},
-            Viewer(),
-            len(self.trade.factors),
-            math.ceil(self.trade.reserve_usd * 1e6),
-        )
+    def auction_usd(self, current: dict[int, int], served: dict[int, int]) -> float:
+        """The auction that `auction.py` describes."""
+        log, reserve = self.log, self.trade.reserve_usd
+        shown = [(ad, j) for ad, j in current.items() if log.charge_usd[j] > 0]
+        shown.sort(key=lambda pair: -self.score(pair[1]))
+        kept = [rank for rank, (ad, _) in enumerate(shown) if ad in served]
         earned_usd = 0.0
-        for factor, placement in zip(self.trade.factors.tolist(), placements, strict=False):
-            ad = placement.ad.ad_id
-            truth = self.truth(current, ad, candidates[ad])
-            earned_usd += truth * factor * placement.price_micros / 1e6
+        for position, rank in enumerate(kept):
+            j = shown[rank][1]
+            estimate, charge = float(log.click_probability[j]), float(log.charge_usd[j])
+            price = charge
+            if rank + 1 < len(shown) and rank + 1 not in kept and estimate:
+                last = shown[-1][1]
+                score = float(log.charge_usd[last]) * float(log.click_probability[last])
+                if position + 1 < len(kept):
+                    score = self.score(shown[kept[position + 1]][1])
+                elif log.charge_usd[last] <= reserve:
+                    score = 0.0
+                price = min(max(score / estimate, reserve), charge)
+            moved = self.trade.factors[position] / self.trade.factors[rank]
+            earned_usd += min(float(log.shown_probability[j]) * moved, 1.0) * price
         return earned_usd
 
-    def truth(self, current: dict[int, int], ad: int, cached: int) -> float:
-        log = self.log
-        shown = [j for j in current.values() if log.charge_usd[j] > 0]
-        shown.sort(key=lambda j: -float(log.bid_usd[j]) * float(log.click_probability[j]))
-        for factor, j in zip(self.trade.factors.tolist(), shown, strict=False):
-            if log.ads[j] == ad:
-                return float(log.shown_probability[j] / factor)
-        return self.trade.truth * float(log.click_probability[current.get(ad, cached)])
+    def score(self, j: int) -> float:
+        return float(self.log.bid_usd[j]) * float(self.log.click_probability[j])

@@ -1,17 +1,16 @@
-"""What an auction over a served list would have earned.
+"""What the served list would have earned where its ads take the places of those it lacks.
 
-The pessimistic loss takes every ad that the served list lacks for lost and nothing for gained. An auction
-would fill the position with another ad. So does this one: the generalised second-price auction of
-`services/core/auction.py`, by bid x the click probability that the list carries, over the bids of the moment
-(an ad that the current list lacks keeps the bid it was cached with). Revenue is what the winners pay,
-times how likely they truly are to be clicked at their position.
+The pessimistic loss takes every ad that the served list lacks for lost and leaves the others where they were.
+In an auction the others move up: they are clicked more, and they pay less, since who stood behind them may be
+gone. So here the ads that the log showed on a request and the served list holds are auctioned again, by the
+rules of `services/core/auction.py`: their order stays, the click probability follows the position, and the
+price is the least bid that keeps the place, never more than in the log. Behind the last ad shown stands
+whoever set its price in the log, or nobody where that was the reserve.
 
-That truth is modelled. An ad that the log showed on this request has the log's probability, brought to the
-top position. Any other ad, be it listed but not shown, or absent from the current list, has the scorer's
-latest estimate of it times one factor for the whole log: how far estimates of shown ads were from their
-truth. Budgets are not modelled: an ad whose budget ended stays in a stale list, and is taken as shown. A
-merged list offers more ads than the log's lists have, so its auctions earn far more than the log did; compare
-merged designs with each other only.
+What is compared is paired: a list that holds all the shown ads earns what the log did, to the cent. Nothing
+is assumed about ads that the log did not show: one that only the served list has earns nothing here, though
+in a real auction it might, so the figure is a lower bound under fixed bids. A merged list gains nothing by
+being long.
 
 Positions and reserve are what the log suggests: the most ads that one request showed, and the least charge.
 """
@@ -33,7 +32,6 @@ class Market(NamedTuple):
 
     factors: NDArray[np.float64]  # of each position, the first is 1
     reserve_usd: float
-    truth: float  # true probability of an ad that was not shown, per estimate
 
 
 def market(log: RequestLog) -> Market:
@@ -41,11 +39,7 @@ def market(log: RequestLog) -> Market:
     shown = log.charge_usd > 0
     most = np.bincount(np.repeat(np.arange(len(log.phrase)), np.diff(log.offsets))[shown]).max(initial=1)
     factors = np.arange(1, int(most) + 1, dtype=np.float64) ** POSITION_EXPONENT
-    true, estimated = _compare(
-        log.offsets, log.click_probability, log.bid_usd, log.charge_usd, log.shown_probability, factors
-    )
-    reserve_usd = float(log.charge_usd[shown].min()) if shown.any() else 0.0
-    return Market(factors, reserve_usd, true / estimated if estimated else 1.0)
+    return Market(factors, float(log.charge_usd[shown].min()) if shown.any() else 0.0)
 
 
 @compiled
@@ -69,60 +63,37 @@ def position_of(
 
 
 @compiled
-def _compare(
-    offsets: NDArray[np.int64],
-    click_probability: NDArray[np.float32],
-    bid_usd: NDArray[np.float32],
-    charge_usd: NDArray[np.float32],
-    shown_probability: NDArray[np.float32],
-    factors: NDArray[np.float64],
-) -> tuple[float, float]:
-    true, estimated = 0.0, 0.0
-    for i in range(len(offsets) - 1):
-        first, last = offsets[i], offsets[i + 1]
-        for j in range(first, last):
-            if charge_usd[j] > 0:
-                position = position_of(j, first, last, click_probability, bid_usd, charge_usd)
-                true += shown_probability[j]
-                estimated += factors[position] * click_probability[j]
-    return true, estimated
-
-
-@compiled
 def revenue_usd(
     estimates: NDArray[np.float64],
     bids_usd: NDArray[np.float64],
-    truths: NDArray[np.float64],
-    scores: NDArray[np.float64],
+    charges_usd: NDArray[np.float64],
+    shown: NDArray[np.float64],
+    served: NDArray[np.bool_],
     ads: int,
-    factors: NDArray[np.float64],
-    reserve_usd: float,
+    trade: Market,
 ) -> float:
-    """Expected revenue of the auction over the first `ads` candidates.
+    """Expected revenue of the served ones among the first `ads` shown ads of a request, best first.
 
-    estimates: click probabilities at the top that rank and price. truths: those that earn. scores: scratch of
-    the same length.
+    estimates: click probabilities at the top that rank and price. bids_usd, charges_usd, shown: those of the
+    log, `shown` the probability of a click where it was shown.
     """
+    earned, position = 0.0, 0
     for j in range(ads):
-        scores[j] = bids_usd[j] * estimates[j] if bids_usd[j] >= reserve_usd else 0.0
-    best = _highest(scores, ads)
-    earned = 0.0
-    for position in range(len(factors)):
-        if best < 0:
-            break
-        winner, scores[best] = best, 0.0
-        best = _highest(scores, ads)
-        price = reserve_usd
-        if best >= 0:
-            price = max(price, scores[best] / estimates[winner])
-        earned += truths[winner] * factors[position] * price
+        if not served[j]:
+            continue
+        behind = j + 1
+        while behind < ads and not served[behind]:
+            behind += 1
+        price = charges_usd[j]
+        if behind > j + 1 and estimates[j] > 0.0:
+            if behind < ads:
+                score = bids_usd[behind] * estimates[behind]
+            elif charges_usd[ads - 1] > trade.reserve_usd:
+                score = charges_usd[ads - 1] * estimates[ads - 1]
+            else:
+                score = 0.0
+            price = min(max(score / estimates[j], trade.reserve_usd), price)
+        probability = min(shown[j] * trade.factors[position] / trade.factors[j], 1.0)
+        earned += probability * price
+        position += 1
     return earned
-
-
-@compiled
-def _highest(scores: NDArray[np.float64], ads: int) -> int:
-    best, at = 0.0, -1
-    for j in range(ads):
-        if scores[j] > best:
-            best, at = scores[j], j
-    return at

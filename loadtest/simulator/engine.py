@@ -25,26 +25,36 @@ from loadtest.request_log.schema import RequestLog
 from loadtest.simulator.auction import Market, market, position_of, revenue_usd
 from loadtest.simulator.designs import POLICIES, Design
 from loadtest.simulator.keys import cache_keys, earning_before
+from loadtest.simulator.learned import (
+    INFERENCE_SHARE,
+    Learned,
+    Shown,
+    State,
+    judge,
+    learn,
+    learn_clicks,
+    shown,
+    state,
+)
 from loadtest.simulator.outcome import COUNTS, HIT, MISS, REFRESH, Outcome
 from loadtest.simulator.residency import places
 from services.core.compiled import compiled
 from services.core.merging import move_to_front
-from services.core.refresh import adaptive, adaptive_ttl, two_level, xfetch
+from services.core.refresh import adaptive, adaptive_ttl, predicted, two_level, xfetch
 from services.core.refresh.policy import ENTRY, is_nth_hit, restart
+from services.core.refresh.replay import learn_prior
 
 Progress = Callable[[int, int], None]
 """Told how many requests of how many are done."""
 
 _STEP = 100_000
-_SEED = 17  # of XFetch's draws
-_NONE, _FIXED, _TWO_LEVEL, _ADAPTIVE, _ADAPTIVE_TTL, _XFETCH = range(len(POLICIES))
+_SEED = 17  # of the draws of XFetch and of probes
+_NONE, _FIXED, _TWO_LEVEL, _ADAPTIVE, _ADAPTIVE_TTL, _XFETCH, _PREDICTED = range(len(POLICIES))
 
 _AD = np.dtype(
     [
         ("listed", np.int64),  # the last request whose current list has the ad
         ("served", np.int64),  # the last request whose served list has it
-        ("bid_usd", np.float32),  # on the request in `listed`
-        ("truth", np.float32),  # click probability at the top, on the same
     ]
 )
 
@@ -64,7 +74,7 @@ class _Columns(NamedTuple):
     resident: NDArray[np.bool_]
     place: NDArray[np.int32]
     earning: NDArray[np.bool_]
-    uniform: NDArray[np.float64]  # XFetch's draws; one value for other policies
+    uniform: NDArray[np.float64]  # draws of XFetch and of probes; one value for other policies
 
 
 class _Cache(NamedTuple):
@@ -76,16 +86,17 @@ class _Cache(NamedTuple):
     held: NDArray[np.int64]  # ads in the list
     first: NDArray[np.int64]  # where in the log the list begins that was written last
     ads: NDArray[np.int32]  # of merged lists, entries x capacity
-    items: NDArray[np.int64]  # where in the log each of them was listed: its estimate and bid of then
+    items: NDArray[np.int64]  # where in the log each of them was listed
 
 
 class _Scratch(NamedTuple):
-    """One auction's candidates."""
+    """The ads shown on one request, best first."""
 
     estimates: NDArray[np.float64]
     bids_usd: NDArray[np.float64]
-    truths: NDArray[np.float64]
-    scores: NDArray[np.float64]
+    charges_usd: NDArray[np.float64]
+    shown: NDArray[np.float64]
+    served: NDArray[np.bool_]
 
 
 class _Rule(NamedTuple):
@@ -108,28 +119,34 @@ def simulate(
     entries: int,
     *,
     warmup: float | int,
+    learned: Learned | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Replay a log under a design with a cache of `entries` lists.
 
-    warmup: requests that are replayed but not counted; a float below 1 is a share of the log. Raises
-    ValueError for an empty log, a cache without entries, or a warm-up that leaves nothing to count.
+    warmup: requests that are replayed but not counted; a float below 1 is a share of the log. learned: of a
+    learned design, what it decides by. Raises ValueError for an empty log, a cache without entries, a warm-up
+    that leaves nothing to count, or a learned design without a model.
     """
     requests = len(log.phrase)
     first = int(warmup * requests) if isinstance(warmup, float) else warmup
     if not 0 <= first < requests:
         raise ValueError(f"warmup {warmup} leaves none of {requests} requests to count")
+    if design.policy == "predicted" and learned is None:
+        raise ValueError(f"{design.name} needs a model")
     began_s = time.perf_counter()
     earning = earning_before(log)
     resident, place = places(*cache_keys(log, design.key, earning), entries)
     rule = _rule(design)
     columns = _columns(log, rule, resident, place, earning)
     cache = _empty(int(place.max()) + 1, rule.capacity)
-    longest = max(rule.capacity, int(np.diff(log.offsets).max()))
-    scratch = _Scratch(*(np.zeros(longest) for _ in _Scratch._fields))
-    ads = np.full(len(log.ad_ids), np.array((-1, -1, 0.0, 0.0), _AD))
+    longest = int(np.diff(log.offsets).max())
+    one, two, three, four = np.zeros((4, longest))
+    scratch = _Scratch(one, two, three, four, np.zeros(longest, np.bool_))
+    ads = np.full(len(log.ad_ids), np.array((-1, -1), _AD))
     sums, decisions = np.zeros(1, COUNTS), np.zeros(requests, np.int8)
-    whole = (columns, rule, market(log), cache, ads, scratch, first, sums, decisions)
+    known = state(log, learned)
+    whole = (columns, rule, market(log), cache, ads, scratch, known, first, sums, decisions)
     prepared_s = time.perf_counter()
     _replay(*whole, 0, 0)  # compiles, where this is the first replay
     compiled_s = time.perf_counter()
@@ -139,6 +156,8 @@ def simulate(
         if progress is not None:
             progress(stop, requests)
     seconds = time.perf_counter() - compiled_s + prepared_s - began_s
+    if learned is not None:
+        sums["cost_saved"] *= 1.0 - INFERENCE_SHARE
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return Outcome(design.name, entries, sums[0], decisions, seconds, peak_bytes)
 
@@ -164,7 +183,7 @@ def _columns(
     place: NDArray[np.int32],
     earning: NDArray[np.bool_],
 ) -> _Columns:
-    draws = len(log.phrase) if rule.policy == _XFETCH else 1
+    draws = len(log.phrase) if rule.policy in (_XFETCH, _PREDICTED) else 1
     # Arrays that cannot be written, as readers of files give them, are another type to the compiler.
     given = {name: np.require(getattr(log, name), requirements=["C", "W"]) for name in _Columns._fields[:9]}
     uniform = np.random.default_rng(_SEED).random(draws)
@@ -216,45 +235,21 @@ def _note(rule: _Rule, cache: _Cache, row: int, earning: bool, is_new: bool, sim
 
 
 @compiled
-def _list(log: _Columns, trade: Market, ads: NDArray[np.void], i: int) -> None:
-    """Take note of the current list of request i: bids, and true click probabilities."""
+def _auction(log: _Columns, ads: NDArray[np.void], i: int, trade: Market, scratch: _Scratch) -> float:
+    """Expected revenue of an auction of request i among the shown ads that the served list has."""
     first, last = log.offsets[i], log.offsets[i + 1]
+    count = 0
     for j in range(first, last):
-        ad = ads[log.ads[j]]
-        ad["listed"] = i
-        ad["bid_usd"] = log.bid_usd[j]
         if log.charge_usd[j] > 0:
-            position = position_of(j, first, last, log.click_probability, log.bid_usd, log.charge_usd)
-            ad["truth"] = log.shown_probability[j] / trade.factors[position]
-        else:
-            ad["truth"] = trade.truth * log.click_probability[j]
-
-
-@compiled
-def _auction(
-    log: _Columns,
-    items: NDArray[np.int64],
-    ads: NDArray[np.void],
-    i: int,
-    trade: Market,
-    scratch: _Scratch,
-) -> float:
-    """Expected revenue of the auction of request i over a list, given by where the log listed its ads."""
-    for j in range(len(items)):
-        item = items[j]
-        ad = ads[log.ads[item]]
-        is_current = ad["listed"] == i
-        scratch.estimates[j] = log.click_probability[item]
-        scratch.bids_usd[j] = ad["bid_usd"] if is_current else log.bid_usd[item]
-        scratch.truths[j] = ad["truth"] if is_current else trade.truth * log.click_probability[item]
+            place = position_of(j, first, last, log.click_probability, log.bid_usd, log.charge_usd)
+            scratch.estimates[place] = log.click_probability[j]
+            scratch.bids_usd[place] = log.bid_usd[j]
+            scratch.charges_usd[place] = log.charge_usd[j]
+            scratch.shown[place] = log.shown_probability[j]
+            scratch.served[place] = ads[log.ads[j]]["served"] == i
+            count += 1
     return revenue_usd(
-        scratch.estimates,
-        scratch.bids_usd,
-        scratch.truths,
-        scratch.scores,
-        len(items),
-        trade.factors,
-        trade.reserve_usd,
+        scratch.estimates, scratch.bids_usd, scratch.charges_usd, scratch.shown, scratch.served, count, trade
     )
 
 
@@ -266,6 +261,7 @@ def _replay(
     cache: _Cache,
     ads: NDArray[np.void],
     scratch: _Scratch,
+    known: State,
     warmup: int,
     sums: Any,
     decisions: NDArray[np.int8],
@@ -276,7 +272,8 @@ def _replay(
     for i in range(start, stop):
         first, last, row = log.offsets[i], log.offsets[i + 1], log.place[i]
         current = np.arange(first, last)
-        _list(log, trade, ads, i)
+        for ad in log.ads[first:last]:
+            ads[ad]["listed"] = i
         held = cache.held[row] if log.resident[i] else 0
         cached = cache.items[row, :held] if rule.merge else cache.first[row] + np.arange(held)
         common = 0
@@ -285,33 +282,42 @@ def _replay(
             ad["served"] = i
             if ad["listed"] == i:
                 common += 1
-        decision = MISS
-        if log.resident[i]:
+        decision, verdict, loss_usd, worth = MISS, predicted.REFRESH, 0.0, Shown(0.0, 0.0, 0.0)
+        if rule.policy == _PREDICTED:
+            worth = shown(known, ads, i)
+            learn_prior(known.keys, known.traffic, known.traffic.phrase[i])
+            if log.resident[i]:
+                verdict, loss_usd = judge(known, i, log.uniform[i])
+                decision = HIT if verdict == predicted.REUSE else REFRESH
+        elif log.resident[i]:
             decision = REFRESH if _is_due(rule, log, cache, row, i) else HIT
         decisions[i] = decision
         if i >= warmup:
             total["requests"] += 1
             total["cost"] += log.cost[i]
+            earned_usd = 0.0
             for j in range(first, last):
                 charge_usd = np.float64(log.charge_usd[j])
                 expected_usd = log.shown_probability[j] * charge_usd
                 total["revenue_usd"] += expected_usd
+                earned_usd += expected_usd
                 total["revenue_realised_usd"] += charge_usd if log.clicked[j] else 0.0
                 if decision == HIT and ads[log.ads[j]]["served"] != i:
                     total["lost_usd"] += expected_usd
                     total["lost_realised_usd"] += charge_usd if log.clicked[j] else 0.0
-            earned_usd = _auction(log, current, ads, i, trade, scratch)
-            total["auction_fresh_usd"] += earned_usd
             if decision == HIT:
-                earned_usd = _auction(log, cached, ads, i, trade, scratch)
+                earned_usd = _auction(log, ads, i, trade, scratch)
                 total["hits"] += 1
                 total["cost_saved"] += log.cost[i]
+                total["served_predicted_usd"] += predicted.correction(known.ledger) * loss_usd
+                total["served_estimated_usd"] += worth.loss_usd
                 if last > first:
                     total["compared"] += 1
                     total["similarity"] += common / (last - first)
             elif decision == REFRESH:
                 total["refreshes"] += 1
-            total["auction_served_usd"] += earned_usd
+                total["probes"] += verdict == predicted.PROBE
+            total["auction_usd"] += earned_usd
         if decision != HIT:
             similarity = common / (last - first) if held > 0 and last > first else np.nan
             _note(rule, cache, row, log.earning[i], decision == MISS, similarity)
@@ -322,3 +328,9 @@ def _replay(
                 )
             cache.written_ms[row] = log.time_ms[i]
             cache.cost_ms[row] = rule.ms_per_candidate * log.cost[i]
+            if rule.policy == _PREDICTED:
+                learn(known, i, cache.held[row], held, common, worth, log.resident[i])
+                if verdict == predicted.PROBE:
+                    predicted.note_probe(known.ledger, loss_usd, worth.loss_usd)
+        if rule.policy == _PREDICTED:
+            learn_clicks(known, i)

@@ -19,6 +19,7 @@ COUNTS = np.dtype(
         ("requests", np.int64),
         ("hits", np.int64),  # served from the cache
         ("refreshes", np.int64),
+        ("probes", np.int64),  # refreshes that only measured
         ("compared", np.int64),  # hits whose current list is not empty: those with a similarity
         ("similarity", np.float64),  # sum over the compared hits, each 0..1
         ("cost", np.float64),  # candidates of all requests
@@ -27,8 +28,9 @@ COUNTS = np.dtype(
         ("lost_usd", np.float64),  # that of ads absent from the served list
         ("revenue_realised_usd", np.float64),  # clicked x charge
         ("lost_realised_usd", np.float64),
-        ("auction_fresh_usd", np.float64),  # simulated auction over the current list
-        ("auction_served_usd", np.float64),  # the same over the list that was served
+        ("served_predicted_usd", np.float64),  # loss of hits, as a model predicted it and probes corrected it
+        ("served_estimated_usd", np.float64),  # and as the scorer's estimates have it afterwards
+        ("auction_usd", np.float64),  # expected, where what is left of the served list moves up
     ]
 )
 """Sums over the measured requests."""
@@ -86,9 +88,19 @@ class Outcome:
 
     @property
     def revenue_auction(self) -> float:
-        """Change of revenue when an auction over the served list fills the positions; see `auction.py`."""
-        fresh = float(self.sums["auction_fresh_usd"])
-        return 100 * (float(self.sums["auction_served_usd"]) / fresh - 1) if fresh else 0.0
+        """Change of revenue when the shown ads that the served list holds move up; see `auction.py`."""
+        return self._share("auction_usd", "revenue_usd") - 100 if self.sums["revenue_usd"] else 0.0
+
+    @property
+    def probes(self) -> int:
+        """Refreshes that only measured what serving would have lost."""
+        return int(self.sums["probes"])
+
+    @property
+    def prediction(self) -> float | None:
+        """Loss predicted in that measured, over the hits of a learned policy; 1 is right."""
+        measured_usd = float(self.sums["served_estimated_usd"])
+        return float(self.sums["served_predicted_usd"]) / measured_usd if measured_usd else None
 
     @property
     def requests_per_s(self) -> float:

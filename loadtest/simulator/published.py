@@ -22,7 +22,7 @@ class Published(NamedTuple):
 
     paper: str
     design: str
-    policy: str  # ours; empty where there is none yet
+    policy: str  # ours
     hit: float
     similarity: float | None
     cost_saving: float
@@ -46,5 +46,5 @@ PUBLISHED = (
     Published("SoCC'17", "all three", "adaptive_selective_merge", 20.7, 78.3, 20.6, 1.3),
     Published("WWW'18", "fixed, refresh at 5th hit", "fixed5", 40.1, None, 30.7, 15.2),
     Published("WWW'18", "SoCC'17 heuristic", "adaptive_selective_merge", 21.4, None, 17.0, 2.5),
-    Published("WWW'18", "predictor, 29 features", "", 45.1, None, 24.2, 1.0),
+    Published("WWW'18", "predictor, 29 features", "www18", 45.1, None, 24.2, 1.0),
 )

@@ -21,6 +21,14 @@ def register(subparsers: _Names) -> None:
     )
     pipeline.add_argument("--requests", type=int, default=4000, help="calls a round (default 4000)")
     pipeline.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    cache = _bench(
+        names,
+        "cache",
+        "a decision, a hit and a refresh of the ads cache, policy off and on",
+        run_cache,
+    )
+    cache.add_argument("--requests", type=int, default=2000, help="calls a measurement (default 2000)")
+    cache.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     trees = _bench(
         names, "trees", "boosted trees beside the libraries that train them, one thread", run_trees
     )
@@ -66,7 +74,9 @@ def _shares(text: str) -> list[float]:
 
 
 def _add_eviction(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trace", required=True, metavar="FILE|zipf", help=".xz of 64-bit keys, or modelled")
+    parser.add_argument(
+        "--trace", default="zipf", metavar="FILE|zipf", help=".xz of 64-bit keys, or modelled (default)"
+    )
     parser.add_argument("--costs", nargs="+", default=["w1"], metavar="C", help="w1 .. w5 or lognormal")
     parser.add_argument("--sizes", default="unit", metavar="unit|meta", help="of entries (default unit)")
     parser.add_argument(
@@ -97,6 +107,13 @@ def _bench(
 def run_pipeline(arguments: argparse.Namespace) -> int:
     """Runs the pipeline bench and prints its table."""
     from loadtest.bench_pipeline import main
+
+    return main(arguments.requests, arguments.rounds, arguments.json)
+
+
+def run_cache(arguments: argparse.Namespace) -> int:
+    """Runs the cache bench and prints its table."""
+    from loadtest.bench_cache import main
 
     return main(arguments.requests, arguments.rounds, arguments.json)
 

@@ -37,7 +37,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="a folder of frugalads log generate or import; several of one stream, generated with other"
         " seeds, give intervals over demand, lists and users",
     )
-    parser.add_argument("--policies", default="all", metavar="A,B", help="names, or all (the default)")
+    parser.add_argument(
+        "--policies",
+        default="all",
+        metavar="A,B",
+        help="names; all (the default) stands for the published ones and the bounds, learned for those that"
+        " train a model on the warm-up first: let that be a day or more",
+    )
     parser.add_argument(
         "--entries",
         type=int,

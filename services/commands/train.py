@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from models.termination.training import Trained
 
 DEFAULT_OUT = Path(".frugalads/models/termination")
+DEFAULT_REFRESH_OUT = Path(".frugalads/models/refresh")
 QUERIES = 6_000
 KS = (1, 10, 50, 100)
 MEAN_RECALLS = (0.8, 0.9, 0.95, 0.98, 0.99)
@@ -31,6 +32,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser("train", help="train a learned decision")
     names = parser.add_subparsers(required=True, metavar="NAME")
     _add_termination(names)
+    _add_refresh(names)
 
 
 def _add_termination(names: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,6 +52,54 @@ def _add_termination(names: argparse._SubParsersAction[argparse.ArgumentParser])
         )
     parser.add_argument("--seed", type=seed, default=1, metavar="S", help="default %(default)s")
     parser.set_defaults(run=run_termination)
+
+
+def _add_refresh(names: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = names.add_parser("refresh", help="what serving a cached list would lose")
+    parser.add_argument(
+        "log", type=Path, metavar="LOG", help="a folder of frugalads log generate or import, to learn from"
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=("ours", "www18"),
+        default="ours",
+        help="ours, which a service can load (the default), or the published one, to compare with",
+    )
+    parser.add_argument(
+        "--days", type=int, metavar="D", help="learn from the first D days of the log; default: all of it"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_REFRESH_OUT, metavar="DIR", help="default %(default)s"
+    )
+    parser.add_argument("--seed", type=seed, default=1, metavar="S", help="default %(default)s")
+    parser.set_defaults(run=run_refresh)
+
+
+def run_refresh(args: argparse.Namespace) -> int:
+    """Trains a refresh model on a log, and prints what it was trained on."""
+    from loadtest.request_log.storage import open_log, read_log
+    from loadtest.simulator.traffic import traffic
+    from models.refresh.recipes import RECIPES
+    from models.refresh.training import KIND, train_refresh, write_refresh
+    from services.runtime.bundles import check_replaceable
+
+    if args.days is not None and args.days < 1:
+        raise UserError(f"--days: {args.days} must be at least 1")
+    check_replaceable(args.out, KIND)
+    log = read_log(args.log, days=None if args.days is None else (0, args.days))
+    requests = len(log.phrase)
+    trained = train_refresh(traffic(log), requests, RECIPES[args.recipe], args.seed)
+    meta = {"recipe": args.recipe, "log": open_log(args.log).fingerprint, "requests": requests}
+    write_refresh(args.out, trained, {**meta, "seed": args.seed})
+    print(f"{requests:,} requests: {trained.rows:,} training rows, {trained.positives:,} of them with a loss")
+    for name, found in (("balanced", trained.balance), ("the rule", trained.threshold)):
+        if found is not None:
+            print(
+                f"last hour, {name}: {found.none_below:.1%} of requests without a loss are below"
+                f" {found.threshold_usd:.4g} USD, {found.some_above:.1%} of those with one above"
+            )
+    print(f"refresh model: {args.out}")
+    return 0
 
 
 def run_termination(args: argparse.Namespace) -> int:

@@ -40,6 +40,37 @@ class ScoringConfig(ServerConfig):
         low=1,
         high=86_400_000,
     )
+    refresh_model: str = option(
+        "",
+        "Bundle of the refresh model, which decides instead of refresh_policy; its folder is watched, and a"
+        " model that is refused leaves the decisions to refresh_policy. Empty has none.",
+    )
+    refresh_cost_ratio: float = option(
+        0.2,
+        "What computing every list anew would cost, as a share of the revenue: it makes the price that the"
+        " refresh model's predicted losses are compared with.",
+        low=0.001,
+        high=10.0,
+    )
+    outdated_refreshes_per_s: int = option(
+        10,
+        "Most lists a second that are computed anew only because a newer model or index serves; 0 leaves them"
+        " to the policy.",
+        low=0,
+        high=10_000,
+    )
+    control_log: str = option(
+        "",
+        "File of JSON lines for the requests of the control group, whose lists are never reused: what"
+        " frugalads log import reads and frugalads train refresh learns from. Empty has no group.",
+    )
+    control_share: float = option(0.01, "Share of queries in the control group.", low=0.0, high=1.0)
+    control_per_s: int = option(
+        20, "Most hits a second that are computed anew for the control group.", low=1, high=100_000
+    )
+    control_log_bytes: int = option(
+        1 << 28, "Size of the control log, and of the older one beside it.", low=1 << 16, high=1 << 40
+    )
     cache_key: str = option(
         "phrase",
         "What a list is cached by: the query; the query and the user's location, gender and age where it has"

@@ -7,7 +7,7 @@
 -- then three a click: advertiser, price in micro-dollars, name of the query
 -- Returns one number a click: 1 charged now, 0 charged before (this click id, or this shown ad).
 redis.call('HSETNX', KEYS[3], 'epoch', ARGV[1])
-local outcomes, totals, charged = {}, {}, {}
+local outcomes, totals, charged, clicks = {}, {}, {}, {}
 local function change(...)
   redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'n', redis.call('HINCRBY', KEYS[3], 'sequence', 1), ...)
 end
@@ -27,15 +27,17 @@ for click = 1, (#KEYS - 4) / 3 do
       change('op', 'earning', 'id', query)
     end
     if totals[advertiser] == nil then
-      charged[#charged + 1] = advertiser
+      charged[#charged + 1], clicks[advertiser] = advertiser, {}
     end
+    table.insert(clicks[advertiser], string.match(shown, '[^:]+:[^:]+$')) -- answer id, in hexadecimal, and ad id
     totals[advertiser] = redis.call('HINCRBY', KEYS[1], advertiser, price)
     outcomes[click] = 1
   end
 end
 for _, advertiser in ipairs(charged) do
   -- '%.0f' because Lua would print large totals in scientific notation.
-  change('op', 'spend', 'id', advertiser, 'day', ARGV[6], 'micros', string.format('%.0f', totals[advertiser]))
+  local micros = string.format('%.0f', totals[advertiser])
+  change('op', 'spend', 'id', advertiser, 'day', ARGV[6], 'micros', micros, 'clicks', table.concat(clicks[advertiser], ' '))
 end
 if #charged > 0 then
   redis.call('EXPIRE', KEYS[1], ARGV[4])

@@ -120,7 +120,10 @@ class Copy:
 
 
 class Replica:
-    """Keeps a copy current. Event-loop only."""
+    """Keeps a copy current. Event-loop only.
+
+    on_click: told of each click charged from now on, by any process: answer id and ad id.
+    """
 
     def __init__(
         self,
@@ -128,9 +131,11 @@ class Replica:
         metrics: Metrics,
         log: structlog.stdlib.BoundLogger,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        on_click: Callable[[bytes, int], None] = lambda answer_id, ad_id: None,
     ) -> None:
         self._state = state
         self._log = log
+        self._on_click = on_click
         self._wall_ms = wall_ms
         self._copy = Copy(utc_day(wall_ms()))
         self._position = Position(b"", 0, b"0-0")
@@ -248,6 +253,9 @@ class Replica:
         self._copy.latest_day = utc_day(self._wall_ms() + MAX_SKEW_MS)
         for change in changes:
             self._copy.apply(change)
+            for click in change.get(b"clicks", b"").split():
+                answer_id, _, ad_id = click.partition(b":")
+                self._on_click(bytes.fromhex(answer_id.decode()), int(ad_id))
         self._copy.turn_to(utc_day(self._wall_ms()))
         self._position = position
         if len(changes) == _BATCH:

@@ -7,13 +7,14 @@ import gc
 import os
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import grpc
 from redis.asyncio import Redis
 
 from frugalads.scoring.v1 import scoring_pb2, scoring_pb2_grpc
-from services.core.auction import Placement, run_auction
+from services.core.auction import Placement
 from services.core.personalisation import is_personal, personal, phrase_of
 from services.core.query import fingerprint
 from services.runtime.channels import open_channel
@@ -25,14 +26,18 @@ from services.runtime.server import Runtime
 from services.runtime.tls import peer_tls
 from services.runtime.tracing import request_id
 from services.scoring import click_token, probes, validation
+from services.scoring.asked import Asked
 from services.scoring.cache import RedisCache
 from services.scoring.config import ScoringConfig, check
+from services.scoring.control_group import ControlGroup
 from services.scoring.observer import AnswerMetrics
 from services.scoring.policies import refresh_policy, warm_up
-from services.scoring.ranker import Found, Ranker
+from services.scoring.ranker import HIT, REFRESHED, Found, Ranker
+from services.scoring.refresher import Refresher
 from services.scoring.replica import Replica, to_micros
 from services.scoring.reporter import Reporter
 from services.scoring.state import State
+from services.scoring.succession import Succession
 from services.scoring.tasks import end
 from services.scoring.upstream import Cascade, CascadeOptions
 
@@ -40,6 +45,8 @@ _CHARGED = scoring_pb2.CLICK_OUTCOME_CHARGED
 _DUPLICATE = scoring_pb2.CLICK_OUTCOME_DUPLICATE
 _STALE_ADS = scoring_pb2.DEGRADED_REASON_STALE_ADS
 _RETRIEVAL = scoring_pb2.DEGRADED_REASON_RETRIEVAL
+_REFRESH_MODEL = scoring_pb2.DEGRADED_REASON_REFRESH_MODEL
+_DECIDED = frozenset({HIT, REFRESHED})
 _MICROS = 1_000_000
 _STATE_CONNECTIONS = 16
 
@@ -67,9 +74,23 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         )
         client = _connect("state_url", config.state_url, config.state_timeout_ms, _STATE_CONNECTIONS)
         self._state = State(client, max_writes=max(1, config.max_concurrent // 2))
-        self._replica = Replica(self._state, runtime.metrics, runtime.log)
+        self._control = ControlGroup(
+            Path(config.control_log) if config.control_log else None,
+            config.control_share,
+            config.control_per_s,
+            config.control_log_bytes,
+            runtime.metrics,
+            runtime.log,
+        )
+        self._replica = Replica(self._state, runtime.metrics, runtime.log, on_click=self._control.clicked)
         self._reporter = Reporter(self._eviction, runtime.metrics, runtime.log)
-        self._policy = refresh_policy(config, self._earns)
+        self._refresher = Refresher(
+            refresh_policy(config, self._earns),
+            Path(config.refresh_model) if config.refresh_model else None,
+            config.refresh_cost_ratio,
+            runtime.metrics,
+            runtime.log,
+        )
         warm_up(refresh_policy(config, self._earns))
         self._health = runtime.health
         # Answers go on from the replica without the state, and without the cache; see the module `ranker`.
@@ -86,12 +107,14 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             probe = probes.health_probe(self._eviction, "frugalads.eviction.v1.EvictionService")
             self._probes.append((self._health.dependency("eviction", False), probe))
         options = CascadeOptions(config.candidates, config.recall_target, config.min_similarity)
+        self._succession = Succession(config.outdated_refreshes_per_s)
         self._ranker = Ranker(
             self._cache,
             Cascade(self._inference, self._retrieval, (inference, retrieval), options, runtime.metrics),
-            self._replica,
-            self._policy,
+            self._refresher,
             self._reporter,
+            self._succession,
+            self._control,
             runtime.metrics,
             list_capacity=config.list_capacity,
             compute_timeout_ms=config.compute_timeout_ms,
@@ -116,6 +139,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             self._watchers.append(asyncio.create_task(probes.watch(dependency, probe)))
         await self._reporter.start()
         await self._replica.start()
+        await self._control.start()
+        await self._refresher.start()
         # The ads live long. Without this, a full garbage collection would now and then walk all of them while
         # every answer waits: 26 ms for 100,000.
         gc.freeze()
@@ -126,6 +151,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         await self._ranker.close()
         await self._reporter.stop()
         await self._replica.stop()
+        await self._control.stop()
+        await self._refresher.stop()
         await self._cache.close()
         await self._state.close()
         for channel in (self._inference, self._retrieval, self._eviction):
@@ -142,19 +169,13 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         key = fingerprint(key_text)
         if is_personal(self._config.cache_key, self._earns(key)):
             key = personal(key, viewer.location, viewer.gender, viewer.age_band)
-        found = await self._ranker.find(key_text, key, Deadline.of(context))
+        arrived_ms = time.time_ns() // 1_000_000
+        asked = Asked(key_text, key, viewer, request.slots, self._reserve_micros, self._replica, arrived_ms)
+        found = await self._ranker.find(asked, Deadline.of(context))
         auction_at = time.perf_counter_ns()
         entry = found.entry
         drops: defaultdict[str, int] = defaultdict(int)
-        placements = run_auction(
-            entry.ad_ids,
-            entry.click_probabilities,
-            self._replica.ads,
-            viewer,
-            request.slots,
-            self._reserve_micros,
-            drops,
-        )
+        placements = asked.auction(entry, drops)
         now_ms = time.time_ns() // 1_000_000
         answer_id = os.urandom(16)
         head = phrase_of(key)
@@ -162,7 +183,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         response = scoring_pb2.RankAdsResponse(
             ads=[self._ranked(placement, answer_id, head, now_ms) for placement in placements],
             cache_state=found.state,
-            predicted_loss_usd=found.predicted_loss_usd,
+            predicted_loss_usd=found.decision.predicted_loss_usd,
             degraded_reasons=self._degraded_reasons(found),
             versions=scoring_pb2.Versions(
                 index=versions.index, encoder=versions.encoder, scorer=versions.scorer
@@ -179,6 +200,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         timings.auction_us = (ended - auction_at) // 1000
         timings.total_us = (ended - began) // 1000
         self._observer.auctioned(placements, request.slots, drops)
+        if found.fresh is not None and self._control.has(key):
+            self._control.answered(answer_id, asked, found.fresh, placements, found.decision)
         self._observer.answered(
             found.state, response.degraded_reasons, response.list_age_ms, found.cache_us, timings.auction_us
         )
@@ -214,7 +237,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
         self, request: scoring_pb2.GetInfoRequest, context: Context
     ) -> scoring_pb2.GetInfoResponse:
         """Versions, limits and dependencies."""
-        versions = self._ranker.newest_versions
+        versions = self._succession.newest
         config = self._config
         return scoring_pb2.GetInfoResponse(
             versions=scoring_pb2.Versions(
@@ -222,7 +245,7 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             ),
             ads=len(self._replica.ads),
             ads_age_ms=self._replica.age_ms,
-            refresh_policy=self._policy.name,
+            refresh_policy=self._refresher.name,
             dependencies={d.name: d.is_up for d in self._health.dependencies.values()},
             limits=scoring_pb2.Limits(
                 max_query_chars=config.max_query_chars,
@@ -232,6 +255,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
                 max_message_bytes=config.max_message_bytes,
                 max_concurrent=config.max_concurrent,
             ),
+            refresh_model=self._refresher.fingerprint,
+            refresh_model_fault=self._refresher.fault,
         )
 
     def _earns(self, key: bytes) -> bool:
@@ -260,6 +285,8 @@ class ScoringService(scoring_pb2_grpc.ScoringServiceServicer):
             reasons.append(_STALE_ADS)
         if found.entry.retrieval_degraded:
             reasons.append(_RETRIEVAL)
+        if self._refresher.fault and found.state in _DECIDED:
+            reasons.append(_REFRESH_MODEL)
         return reasons
 
 

@@ -98,6 +98,11 @@ class Cascade:
             ("inference", "retrieval", "own"),
         )
 
+    @property
+    def is_known_down(self) -> bool:
+        """Whether a service is known to be down."""
+        return any(dependency.is_known_down for dependency in self._health)
+
     def check_health(self) -> None:
         """Raises Unavailable that names a service known to be down."""
         for dependency in self._health:

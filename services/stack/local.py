@@ -63,7 +63,6 @@ class LocalStack:
         cache_url, state_url = self._url("cache", self.cache_url), self._url("state", self.state_url)
         delta = self.data / "delta"
         delta.mkdir(exist_ok=True)
-        stop_model = self.data / "models" / "termination"
         return [
             *redis_roles,
             self._service(
@@ -71,7 +70,7 @@ class LocalStack:
                 {
                     "index": self.data / "index",
                     "delta_dir": delta,
-                    "stop_model": stop_model if stop_model.exists() else "",
+                    "stop_model": self._model("termination"),
                 },
             ),
             self._service("inference", {"model": self.data / "models" / "scorer"}),
@@ -82,6 +81,7 @@ class LocalStack:
                     "cache_url": cache_url,
                     "state_url": state_url,
                     "click_secret": _click_secret(self.data / "secret"),
+                    "refresh_model": self._model("refresh"),
                     **{
                         f"{peer}_target": f"{HOST}:{self.ports.of(peer)}"
                         for peer in ("retrieval", "inference", "eviction")
@@ -127,6 +127,11 @@ class LocalStack:
 
     def _url(self, role: str, given: str | None) -> str:
         return given or f"redis://{HOST}:{self.ports.of(role)}/0"
+
+    def _model(self, name: str) -> Path | str:
+        """The bundle of a learned decision, empty where none was trained."""
+        folder = self.data / "models" / name
+        return folder if folder.exists() else ""
 
     def _redis(self, role: str) -> Child:
         port, config = self.ports.of(role), self.run_folder / f"{role}.conf"

@@ -126,7 +126,8 @@ def test_what_was_sent_is_what_prometheus_counts(prometheus: Prometheus) -> None
         "miss": MISSES, "hit": HITS, "refreshed": REFRESHES, "bypassed": 0,
     }  # fmt: skip
     assert counted("scoring_refresh_decisions_total", "decision") == {
-        "reuse": HITS, "refresh": REFRESHES, "running": 0, "cooling": 0,
+        "reuse": HITS, "refresh": REFRESHES,
+        "probe": 0, "outdated": 0, "control": 0, "running": 0, "cooling": 0,
     }  # fmt: skip
     assert counted("scoring_computation_callers_total", "share") == {
         "started": MISSES + REFRESHES, "joined": 0, "remembered": 0, "refused": 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import lzma
 import resource
 from dataclasses import replace
@@ -14,7 +15,7 @@ from loadtest.request_log.generator.auction import SHOWN
 from loadtest.request_log.generator.changes import RESERVE_USD
 from loadtest.request_log.generator.generate import generate_log
 from loadtest.request_log.generator.profiles import PROFILES
-from loadtest.request_log.generator.randomness import click_uniform
+from loadtest.request_log.generator.randomness import TAKES_PART, click_uniform, uniform
 from loadtest.request_log.schema import DAY_MS, RequestLog
 from loadtest.request_log.storage import open_log, read_log
 from loadtest.sample import write_sample
@@ -83,6 +84,20 @@ def test_further_days_leave_the_first_as_it_was(log: RequestLog, tmp_path: Path)
     assert (one.prior_requests[same[0]] == log.prior_requests[same[1]]).all()
 
 
+def test_phrases_and_their_lists_go_on_from_day_to_day(log: RequestLog) -> None:
+    """The last list of a phrase today and its first tomorrow, beside that of another phrase."""
+    listing = np.flatnonzero(np.diff(log.offsets) > 0)
+    today = {int(log.phrase[at]): at for at in listing if log.time_ms[at] < DAY_MS}
+    tomorrow = {int(log.phrase[at]): at for at in listing[::-1] if log.time_ms[at] >= DAY_MS}
+    both = sorted(today.keys() & tomorrow.keys())
+    assert len(both) > 100
+    lists = [set(log.ads[log.offsets[at] : log.offsets[at + 1]].tolist()) for at in range(len(log.phrase))]
+    alike = [len(lists[today[p]] & lists[tomorrow[p]]) / len(lists[tomorrow[p]]) for p in both]
+    pairs = itertools.pairwise(both)
+    apart = [len(lists[today[p]] & lists[tomorrow[q]]) / len(lists[tomorrow[q]]) for p, q in pairs]
+    assert np.mean(alike) > 0.25 > 10 * np.mean(apart)
+
+
 def test_clicks_are_those_of_the_documented_draws(log: RequestLog) -> None:
     row = np.repeat(np.arange(len(log.time_ms)), np.diff(log.offsets))
     shown = np.flatnonzero(log.shown_probability > 0)
@@ -99,14 +114,20 @@ def test_lists_auctions_and_costs_are_in_order(log: RequestLog) -> None:
     inside = row[1:] == row[:-1]
     assert (np.diff(log.click_probability)[inside] <= 0).all()
     shown = log.charge_usd > 0
-    assert (np.bincount(row, shown) == np.minimum(lengths, SHOWN)[: row[-1] + 1]).all()
+    ids = log.ad_ids[log.ads].tolist()
+    drawn = [uniform(3, TAKES_PART, *pair) for pair in zip(row.tolist(), ids, strict=True)]
+    takes_part = np.array(drawn) < SMALL.takes_part
+    assert takes_part.mean() == pytest.approx(SMALL.takes_part, abs=0.02)
+    assert not shown[~takes_part].any()
+    assert (np.bincount(row, shown) == np.minimum(np.bincount(row, takes_part), SHOWN)).all()
     assert (log.bid_usd >= np.float32(RESERVE_USD)).all()
     assert (log.charge_usd[shown] >= np.float32(RESERVE_USD)).all()
     assert (log.charge_usd <= log.bid_usd).all()
     scores = log.bid_usd * log.click_probability
-    for at in np.flatnonzero(lengths > SHOWN)[:200].tolist():
+    for at in np.flatnonzero(np.bincount(row, takes_part) > SHOWN)[:200].tolist():
         listed = slice(log.offsets[at], log.offsets[at + 1])
-        assert scores[listed][shown[listed]].min() >= scores[listed][~shown[listed]].max()
+        left_out = takes_part[listed] & ~shown[listed]
+        assert scores[listed][shown[listed]].min() >= scores[listed][left_out].max()
 
 
 def test_phrases_have_a_history_of_three_days(log: RequestLog) -> None:
@@ -123,7 +144,9 @@ def test_a_log_of_a_trace_and_a_catalogue(trace: Path, tmp_path: Path) -> None:
     import_catalogue(tmp_path / "s.jsonl", tmp_path / "catalogue")
     summary = generate_log(tmp_path / "log", SMALL, key_stream=trace, catalogue=tmp_path / "catalogue")
     log = read_log(tmp_path / "log")
-    assert len(log.ad_ids) == 1_500
+    own = np.arange(100_001, 101_501)
+    assert 2 * len(own) < len(log.ad_ids) < 2.4 * len(own)  # up to five merchants a product
+    assert np.isin(own, log.ad_ids).all()
     assert open_log(tmp_path / "log").meta["stream"] == "shop"
     raw = np.frombuffer(lzma.decompress(trace.read_bytes()), ">i8")[:6_000].astype(np.int64)
     pairs = np.unique(np.stack([raw, log.phrase]), axis=1)

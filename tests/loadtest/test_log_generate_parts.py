@@ -160,6 +160,45 @@ def test_stable_phrases_have_no_noise(book: PhraseBook) -> None:
     assert (noise.fit[stable] == 1.0).all()
 
 
+def test_an_ad_is_a_product_at_one_of_one_to_five_merchants(ads: Ads) -> None:
+    offers = np.diff(ads.offer_starts)
+    expected = 1.0 / np.arange(1, 6)
+    assert np.bincount(offers)[1:] / len(offers) == pytest.approx(expected / expected.sum(), abs=0.015)
+    assert (np.repeat(np.arange(len(offers)), offers) == ads.product).all()
+    assert len(np.unique(ads.ids)) == len(ads.ids)
+    assert len(np.unique(ads.product * len(ads.ids) + ads.campaign)) == len(ads.ids)  # no merchant twice
+    first = ads.offer_starts[:-1]
+    assert ads.ids[first].tolist() == [product.ad_id for product in ads.products]
+    assert ads.bid_usd[first] == pytest.approx([product.bid_usd for product in ads.products])
+    suppliers = {product.advertiser for product in ads.products}
+    for advertiser in list(suppliers)[:20]:
+        own = [row for row, ad in enumerate(ads.products) if ad.advertiser == advertiser]
+        by_category = {ads.products[row].category for row in own}
+        assert len(np.unique(ads.campaign[first[own]])) == len(by_category)
+
+
+def test_large_merchants_offer_more_of_what_others_supply(ads: Ads) -> None:
+    supplied = np.bincount(ads.campaign[ads.offer_starts[:-1]], minlength=int(ads.campaign.max()) + 1)
+    offered = np.bincount(ads.campaign, minlength=len(supplied)) - supplied
+    known = supplied > 0
+    assert stats.spearmanr(supplied[known], offered[known]).statistic > 0.5
+
+
+def test_relevance_of_listed_ads_has_its_published_law() -> None:
+    """Beta(2.71, 25.43) over its mean, whatever share of a score is appeal."""
+    random = np.random.default_rng(2)
+    table = NoiseMaker(SMALL, 256).relevance
+    law = stats.beta(SMALL.relevance_a, SMALL.relevance_b)
+    grid = np.linspace(-6.0, 6.0, table.shape[1])
+    for length, share in ((3, 1.0), (11, 1.0), (11, 0.5), (24, 0.2)):
+        appeal = random.normal(0.0, np.sqrt(share), (1000, 205))  # four fifths of a pool are on offer
+        score = appeal + random.normal(0.0, np.sqrt(1.0 - share), appeal.shape)
+        listed = np.take_along_axis(appeal, np.argsort(-score, axis=1)[:, :length], axis=1)
+        relevance = np.interp(listed.reshape(-1), grid, table[(length - 1) * 21 + round(share * 20)])
+        for part in (0.1, 0.5, 0.9):
+            assert np.quantile(relevance, part) == pytest.approx(law.ppf(part) / law.mean(), rel=0.1)
+
+
 def test_budgets_end_as_published(ads: Ads) -> None:
     day = ad_day(ads, 1, 0)
     campaign = np.unique(ads.campaign, return_index=True)[1]
@@ -211,7 +250,7 @@ def _text_shares(
         span = slice(book.base_words.starts[base], book.base_words.starts[base + 1])
         wanted = {words[number] for number in book.base_words.numbers[span].tolist()}
         for ad in listed:
-            title = ads.source[ad].title.casefold()
+            title = ads.products[ads.product[ad]].title.casefold()
             shares.append(sum(word in title for word in wanted) / max(len(wanted), 1))
     return np.array(shares)
 

@@ -28,7 +28,7 @@ PHRASES = 120
 COLUMNS = [
     "policy", "cost_ratio", "stream", "seed", "clicks", "entries", "hit", "similarity", "cost_saving",
     "loss_pessimistic", "loss_pessimistic_realised", "revenue_auction", "net_profit_0.1", "net_profit_0.2",
-    "net_profit_0.3", "refreshes", "requests_per_s", "peak_bytes",
+    "net_profit_0.3", "refreshes", "probes", "prediction", "requests_per_s", "peak_bytes",
 ]  # fmt: skip
 
 Run = Callable[..., int]
@@ -173,8 +173,8 @@ def test_logs_of_two_streams_have_a_table_each(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--policies", "none,fixed3"), "--policies: 'fixed3' is none of none, fixed2, "),
-        (("--policies", ""), "--policies: '' is none of"),
+        (("--policies", "none,fixed3"), "--policies: 'fixed3' is none of all, learned, none, fixed2, "),
+        (("--policies", ""), "--policies: '' is none of all"),
         (("--entries", 0), "--entries: 0 is outside 1..100000000"),
         (("--seeds", 0), "--seeds: 0 is outside 1..100"),
         (("--warmup", 1), "--warmup: 1.0 is outside 0..0.99"),

@@ -23,6 +23,7 @@ BYPASSED = scoring_pb2.CACHE_STATE_BYPASSED
 CACHE_UNAVAILABLE = scoring_pb2.DEGRADED_REASON_CACHE_UNAVAILABLE
 REFRESH_FAILED = scoring_pb2.DEGRADED_REASON_REFRESH_FAILED
 STALE_ADS = scoring_pb2.DEGRADED_REASON_STALE_ADS
+UPSTREAM = scoring_pb2.DEGRADED_REASON_UPSTREAM
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_a_service_known_to_be_down_is_not_waited_for(servers: tuple[RedisProces
         await eventually(lambda: not inference.is_up)
         began_s = asyncio.get_running_loop().time()
         answer = await made.rank("cached")
-        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [REFRESH_FAILED])
+        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [REFRESH_FAILED, UPSTREAM])
         for _ in range(20):
             code, info, _ = await failure(made.rank("not cached"))
             assert (code, info.reason) == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
@@ -193,6 +194,28 @@ def test_a_service_known_to_be_down_is_not_waited_for(servers: tuple[RedisProces
         assert (await made.rank("not cached")).cache_state == MISS
 
     run(servers, scenario, refresh_every=1)
+
+
+@pytest.mark.parametrize("name", ["inference", "retrieval"])
+def test_a_list_reused_while_an_upstream_is_down_says_so(
+    servers: tuple[RedisProcess, RedisProcess], name: str
+) -> None:
+    async def scenario(made: World, cache: RedisProcess, state: RedisProcess) -> None:
+        await made.rank("cached")
+        assert list((await made.rank("cached")).degraded_reasons) == []
+        upstream = made.running.health.dependencies[name]
+        await made.upstreams.stop(name)
+        await eventually(lambda: not upstream.is_up)
+        answer = await made.rank("cached")
+        assert (answer.cache_state, list(answer.degraded_reasons)) == (HIT, [UPSTREAM])
+        assert answer.ads
+        code, info, _ = await failure(made.rank("not cached"))
+        assert (code, info.metadata["dependency"]) == (grpc.StatusCode.UNAVAILABLE, name)
+        await made.upstreams.start(name)
+        await eventually(lambda: upstream.is_up)
+        assert list((await made.rank("cached")).degraded_reasons) == []
+
+    run(servers, scenario, refresh_every=1000)
 
 
 def test_clicks_that_wait_for_a_silent_state_leave_room_for_answers(

@@ -10,9 +10,9 @@ with independent standard normal terms and weights of the phrase's own (`noise.p
 the pool with the highest scores among those on offer (`changes.py`), `list_ads` of them, more or less.
 
 Appeal is what the user sees: the true click probability at the top is the phrase's scale times the quantile
-of Beta(2.71, 25.43) (Lahaie & Pennock, EC 2007) at the appeal. User and age move the truth; algorithm and
-noise do not. The scorer's estimate is the truth times a log-normal error of 30 %, one an ad and algorithm,
-and the list is in the order of the estimate.
+of Beta(2.71, 25.43) (Lahaie & Pennock, EC 2007) at the rank of the appeal among listed ads (`noise.py`). User
+and age move the truth; algorithm and noise do not. The scorer's estimate is the truth times a log-normal
+error of 30 %, one an ad and algorithm, and the list is in the order of the estimate.
 
 Age redraws each ad's term at a rate of the phrase's own (log-normal, median 5 a day). Its share of the noise
 is the profile's `age_share`: .15, because the similarity on hits in SoCC'17 hardly differs between serving an
@@ -84,9 +84,9 @@ def make_lists(
     """The lists of requests; `scale` is the click probability of each phrase's ads of mean relevance."""
     counts, ads, estimate, truth = _lists(
         seed, batch.first, batch.phrase, batch.time_ms, batch.context, cost, traits.id, traits.list_ads,
-        traits.age_rate, scale, noise.fit, noise.user, noise.age, noise.algorithm, noise.request, pools.row,
-        pools.ads, pools.fit, day.start_ms, day.stop_ms, day.out_ms, day.passes, relevance,
-        profile.estimate_error,
+        traits.age_rate, scale, noise.relevance, noise.fit, noise.user, noise.age, noise.algorithm,
+        noise.request, pools.row, pools.ads, pools.fit, day.start_ms, day.stop_ms, day.out_ms, day.passes,
+        relevance, profile.estimate_error,
     )  # fmt: skip
     return Lists(counts, ads, estimate, truth)
 
@@ -94,10 +94,10 @@ def make_lists(
 @compiled
 def _lists(
     seed: int, first_request: int, row: Ints, time_ms: Ints, context: Ints, cost: NDArray[np.float32],
-    ids: Ints, list_ads: Ints, age_rate: Floats, scale: Floats, of_fit: Floats, of_user: Floats,
-    of_age: Floats, of_algorithm: Floats, of_request: Floats, pool_row: Ints, pool_ads: NDArray[np.int32],
-    pool_fit: NDArray[np.float32], start_ms: Ints, stop_ms: Ints, out_ms: Ints, passes: Floats,
-    relevance: Floats, error: float,
+    ids: Ints, list_ads: Ints, age_rate: Floats, scale: Floats, relevance_row: Ints, of_fit: Floats,
+    of_user: Floats, of_age: Floats, of_algorithm: Floats, of_request: Floats, pool_row: Ints,
+    pool_ads: NDArray[np.int32], pool_fit: NDArray[np.float32], start_ms: Ints, stop_ms: Ints, out_ms: Ints,
+    passes: Floats, relevance: Floats, error: float,
 ) -> tuple[Ints, NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
     size = pool_ads.shape[1]
     counts = np.zeros(len(row), np.int64)
@@ -171,7 +171,8 @@ def _lists(
         for j in range(held):  # truth and estimate of the listed ads, in order of the estimate
             z = (min(max(appeal[j], -Z_LIMIT), Z_LIMIT) + Z_LIMIT) * ((Z_STEPS - 1) / (2.0 * Z_LIMIT))
             below = min(int(z), Z_STEPS - 2)
-            true = relevance[below] + (z - below) * (relevance[below + 1] - relevance[below])
+            low, high = relevance[relevance_row[k], below], relevance[relevance_row[k], below + 1]
+            true = low + (z - below) * (high - low)
             true = min(scale[k] * true, MOST_PROBABLE)
             guess = np.float32(
                 min(true * math.exp(error * normal(errors, chosen[j]) - 0.5 * error * error), MOST_PROBABLE)

@@ -9,6 +9,11 @@ variance is drawn anew, and the noise share v of the score is what makes rho com
 Two dependences on `retained`, both modelled: age has the share min(1, c x retained) of a phrase's noise
 (lists that change at once have no room for ageing, those that mostly stay have), with c such that `age_share`
 of all noise is age; and where less than 10 % survives the lists change for every request, whoever asks.
+
+Relevance. Lahaie & Pennock's Beta law is that of the bidders of an auction, so it is held by the listed ads,
+not by the pool from which the best are listed: the appeal of a listed ad is ranked among the appeals of
+listed ads (given its score Z, appeal is normal around s Z with variance s (1 - s), where s is the share of
+appeal in the variance of a score) and takes the quantile of its rank.
 """
 
 from __future__ import annotations
@@ -17,18 +22,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from loadtest.request_log.generator.phrases import LONGEST, Traits
 from loadtest.request_log.generator.profiles import Profile
 
 USUAL_LIST = 11
+RANKS = 10_000  # grid of the relevance law
 GREATEST_SHARE = 0.9  # of the pool that a list takes
+ON_OFFER = 0.8  # of the pool, at a usual hour (`changes.py`)
 CHURNING = 0.1
 SAME_USER, SAME_ALGORITHM = 0.2, 0.44  # how often two requests of a phrase in a row share theirs
-Z_LIMIT, Z_STEPS = 6.0, 1201  # of the table of relevance
+Z_LIMIT, Z_STEPS, APPEAL_STEPS = 6.0, 241, 21  # of the table of relevance
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(100)
-RHO_GRID, TRUE_GRID = np.linspace(0.0, 1.0, 101), np.linspace(0.0, 1.0, 21)
+RHO_GRID = np.linspace(0.0, 1.0, 101)
 
 Floats = NDArray[np.float64]
 
@@ -42,23 +49,30 @@ class Noise:
     age: Floats
     algorithm: Floats
     request: Floats
-    relevance: Floats  # mean relevance of listed ads, over that of all candidates
+    relevance: NDArray[np.int64]  # row of `NoiseMaker.relevance`
 
 
 class NoiseMaker:
     """Makes `Noise`.
 
-    `relevance`: quantiles of the relevance over its mean, at standard normal scores -6, -5.99, ..., 6.
+    `relevance`: of listed ads, over its mean, at appeals -6, -5.95, ..., 6; a row for every length of list
+    and share of appeal in the variance of a score (0, .05, ..., 1).
     """
 
     def __init__(self, profile: Profile, pool_ads: int) -> None:
         self._profile = profile
         law = stats.beta(profile.relevance_a, profile.relevance_b)
-        z = np.linspace(-Z_LIMIT, Z_LIMIT, Z_STEPS)
-        self.relevance = np.asarray(law.ppf(stats.norm.cdf(z)) / law.mean())
         top = [min(length / pool_ads, GREATEST_SHARE) for length in range(1, LONGEST + 1)]
         self._kept = [_kept(q) for q in top]
-        self._gains = [_gains(q, self.relevance) for q in top]
+        ranks = np.linspace(0.0, 1.0, RANKS + 2)[1:-1]
+        quantiles = law.ppf(ranks) / law.mean()
+        on_offer = round(pool_ads * ON_OFFER)
+        self.relevance = np.concatenate(
+            [
+                np.interp(_ranks(min(length, on_offer - 1), on_offer), ranks, quantiles)
+                for length in range(1, LONGEST + 1)
+            ]
+        )
         self._age_factor = self._fitted_age_factor()
 
     def noise(self, traits: Traits) -> Noise:
@@ -69,21 +83,20 @@ class NoiseMaker:
         algorithm = (1.0 - user) * profile.algorithm_share
         of_age = np.minimum(self._age_factor * traits.retained, 1.0)
         share = np.empty(len(traits.id))
-        gain = np.empty(len(traits.id))
         for length in np.unique(traits.list_ads).tolist():
             of = traits.list_ads == length
             rho = np.interp(traits.retained[of], self._kept[length - 1], RHO_GRID)
             share[of] = _share(rho, of_age[of], user[of], algorithm[of])
-            true = 1.0 - share[of] * (1.0 - of_age[of]) * (1.0 - user[of])
-            gain[of] = np.interp(true, TRUE_GRID, self._gains[length - 1])
         immediate = share * (1.0 - of_age)
+        appeal = 1.0 - immediate * (1.0 - user)
         return Noise(
             fit=np.sqrt(1.0 - share),
             user=np.sqrt(immediate * user),
             age=np.sqrt(share * of_age),
             algorithm=np.sqrt(immediate * algorithm),
             request=np.sqrt(immediate * np.maximum(1.0 - user - algorithm, 0.0)),
-            relevance=gain,
+            relevance=(traits.list_ads - 1) * APPEAL_STEPS
+            + np.rint(appeal * (APPEAL_STEPS - 1)).astype(np.int64),
         )
 
     def _fitted_age_factor(self) -> float:
@@ -119,13 +132,19 @@ def _kept(q: float) -> Floats:
     return np.maximum.accumulate(np.concatenate([kept, [1.0]]))
 
 
-def _gains(q: float, relevance: Floats) -> Floats:
-    """Mean relevance of listed ads where a share s of the score's variance is appeal, for s in TRUE_GRID.
+def _ranks(length: int, ads: int) -> Floats:
+    """Ranks 0..1 of appeals -6, ..., 6 among those of the listed ads; a row for every share of appeal.
 
-    Appeal given a score z is N(s z, s (1 - s)).
+    Of `ads` independent scores the `length` highest are listed, so one is listed above z in the mean
+    E[min(length, N)] times, with N of the scores above z. At share 0 appeal is a constant: rank a half.
     """
-    z = stats.norm.isf((np.arange(50) + 0.5) / 50 * q)[:, None]
-    away = stats.norm.ppf((np.arange(20) + 0.5) / 20)
-    grid = np.linspace(-Z_LIMIT, Z_LIMIT, Z_STEPS)
-    appeal = (s * z + np.sqrt(s * (1.0 - s)) * away for s in TRUE_GRID)
-    return np.array([np.interp(values, grid, relevance).mean() for values in appeal])
+    appeal = np.linspace(-Z_LIMIT, Z_LIMIT, Z_STEPS)
+    most = np.arange(1, length + 1)[:, None]
+    above = special.betainc(most, ads - most + 1.0, special.ndtr(-appeal)).mean(axis=0)  # P(N >= 1, 2, ...)
+    middles = (np.arange(100) + 0.5) / 100
+    z = np.interp(middles, 1.0 - above, appeal)[:, None]
+    some = (
+        special.ndtr((appeal - s * z) / np.sqrt(s * (1.0 - s))).mean(axis=0)
+        for s in np.linspace(0.0, 1.0, APPEAL_STEPS)[1:-1]
+    )
+    return np.array([np.full(Z_STEPS, 0.5), *some, 1.0 - above])

@@ -148,7 +148,7 @@ def _base_texts(ads: Ads, seed: int) -> tuple[list[str], NDArray[np.int64]]:
     texts: dict[str, None] = {}
     starts = [0]
     for first, end in itertools.pairwise(ads.category_starts.tolist()):
-        made = catalogue_phrases(ads.source[first:end], random)
+        made = catalogue_phrases(ads.products[first:end], random)
         plain: list[str] = []
         for text in made:
             if plain and text == PREFIXES[1] + plain[0]:  # from here on the same with a word of intent

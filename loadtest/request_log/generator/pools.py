@@ -1,20 +1,17 @@
 """The candidates of a phrase that compete for its list, and how well each fits.
 
-The pool: ads of the phrase's category, those whose title shares a word with the phrase first, filled up from
-the category and, where that is small, from its neighbours. (A scorer looks at thousands of candidates, the
-cost indicator; those that never come near a list play no part.)
+The pool: ads of the phrase's category, those of products whose title shares a word with the phrase first,
+filled up from the category and, where that is small, from its neighbours. (A scorer looks at thousands of
+candidates, the cost indicator; those that never come near a list play no part.)
 
 Fit of an ad to a phrase, standard normal, in three independent parts:
 
-    fit = .416 value(ad) + .7 text(phrase, ad) + .580 match(phrase, ad)
+    fit = .416 value(ad) + .7 text(phrase, product) + .580 match(phrase, ad)
 
 value: the ad's bid relative to its category, so that value and relevance have Spearman correlation .4 (Lahaie
 & Pennock, EC 2007). text: the normal score of the share of the phrase's words, weighted by inverse document
-frequency, that the title has; equal shares are ordered at random. match: what no text tells, by hash. So a
-scorer that reads texts finds something true, and cannot find everything.
-
-Shared words are the cheapest text score. Any other in 64 grades can take their place in `_filled`; that of a
-cross-encoder would teach more, at a model run for each of the tens of millions of pairs of a day.
+frequency, that the product's title has; equal shares are ordered at random. match: what no text tells, by
+hash. So a scorer that reads texts finds something true, and cannot find everything.
 """
 
 from __future__ import annotations
@@ -64,28 +61,30 @@ class PoolMaker:
         profile = self._profile
         rest = np.sqrt(1.0 - profile.value_copula**2 - profile.text_copula**2)
         weights = np.array([profile.value_copula, profile.text_copula, rest])
-        fit = _fit(self._seed, ids, ads, grades, self._ads.value, self._grade_ends, weights)
+        fit = _fit(
+            self._seed, ids, ads, grades, self._ads.product, self._ads.value, self._grade_ends, weights
+        )
         return Pools(np.cumsum(needed) - 1, ads, fit)
 
     def _filled(self, ids: Ints, category: Ints, base: Ints) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
         ads, texts = self._ads, self._texts
         return _filled(
-            self._seed, self.size, ids, category, base, ads.category_starts, ads.titles.starts,
-            ads.titles.numbers, texts.starts, texts.numbers, ads.word_weights,
+            self._seed, self.size, ids, category, base, ads.category_starts, ads.offer_starts,
+            ads.titles.starts, ads.titles.numbers, texts.starts, texts.numbers, ads.word_weights,
         )  # fmt: skip
 
 
 @compiled
 def _filled(
-    seed: int, size: int, ids: Ints, category: Ints, base: Ints, category_starts: Ints, title_starts: Ints,
-    title_words: NDArray[np.int32], text_starts: Ints, text_words: NDArray[np.int32],
+    seed: int, size: int, ids: Ints, category: Ints, base: Ints, category_starts: Ints, offer_starts: Ints,
+    title_starts: Ints, title_words: NDArray[np.int32], text_starts: Ints, text_words: NDArray[np.int32],
     word_weights: NDArray[np.float64],
 ) -> tuple[NDArray[np.int32], NDArray[np.int8]]:  # fmt: skip
     """Ads of every pool, and the grade 0..63 of each one's text: the weighted share of words it has."""
     ads = np.empty((len(ids), size), np.int32)
     grades = np.empty((len(ids), size), np.int8)
     count = len(title_starts) - 1
-    found = np.empty(count, np.int64)
+    found = np.empty(count, np.bool_)
     for i in range(len(ids)):
         first, end = category_starts[category[i]], category_starts[category[i] + 1]
         run = end - first
@@ -97,9 +96,9 @@ def _filled(
                 total += word_weights[text_words[w]]
         filled = 0
         for j in range(run):
-            ad = first + (turn + j) % run
+            product = first + (turn + j) % run
             shared = 0.0
-            t, t_end = title_starts[ad], title_starts[ad + 1]
+            t, t_end = title_starts[product], title_starts[product + 1]
             w = words
             while w < words_end and t < t_end:
                 if text_words[w] == title_words[t]:
@@ -110,30 +109,43 @@ def _filled(
                     w += 1
                 else:
                     t += 1
-            found[j] = 0
-            if shared > 0.0 and filled < size:
-                found[j] = 1
-                ads[i, filled] = ad
-                grades[i, filled] = min(int(shared / total * GRADES), GRADES - 1)
-                filled += 1
+            found[j] = shared > 0.0
+            if found[j]:
+                grade = min(int(shared / total * GRADES), GRADES - 1)
+                filled = _taken(ads[i], grades[i], filled, offer_starts, product, grade)
         for j in range(run):
-            if filled < size and found[j] == 0:
-                ads[i, filled] = first + (turn + j) % run
-                grades[i, filled] = 0
-                filled += 1
+            if not found[j]:
+                filled = _taken(ads[i], grades[i], filled, offer_starts, first + (turn + j) % run, 0)
         other = end
         while filled < size:
-            ads[i, filled] = other % count
-            grades[i, filled] = 0
+            filled = _taken(ads[i], grades[i], filled, offer_starts, other % count, 0)
             other += 1
-            filled += 1
     return ads, grades
 
 
 @compiled
+def _taken(
+    ads: NDArray[np.int32],
+    grades: NDArray[np.int8],
+    filled: int,
+    offer_starts: Ints,
+    product: int,
+    grade: int,
+) -> int:
+    """Takes the ads of a product into a pool as long as there is room; how many it has then."""
+    for ad in range(
+        offer_starts[product], min(offer_starts[product + 1], offer_starts[product] + len(ads) - filled)
+    ):
+        ads[filled] = ad
+        grades[filled] = grade
+        filled += 1
+    return filled
+
+
+@compiled
 def _fit(
-    seed: int, ids: Ints, ads: NDArray[np.int32], grades: NDArray[np.int8], value: NDArray[np.float64],
-    grade_ends: NDArray[np.float64], weights: NDArray[np.float64],
+    seed: int, ids: Ints, ads: NDArray[np.int32], grades: NDArray[np.int8], product: Ints,
+    value: NDArray[np.float64], grade_ends: NDArray[np.float64], weights: NDArray[np.float64],
 ) -> NDArray[np.float32]:  # fmt: skip
     fit = np.empty(ads.shape, np.float32)
     for i in range(len(ids)):
@@ -141,6 +153,6 @@ def _fit(
         for j in range(ads.shape[1]):
             ad = ads[i, j]
             low, high = grade_ends[grades[i, j]], grade_ends[grades[i, j] + 1]
-            text = to_normal(low + (high - low) * at(state, 2 * ad))
+            text = to_normal(low + (high - low) * at(state, 2 * product[ad]))
             fit[i, j] = weights[0] * value[ad] + weights[1] * text + weights[2] * normal(state, 2 * ad + 1)
     return fit

@@ -74,7 +74,7 @@ class Profile:
     # that earn: rare phrases are clicked less, and so are those so frequent that they mostly seek one site.
     click_share: float = 0.0276
     ctr_shape: float = 1.18
-    rare_below: float = 8.0
+    rare_below: float = 6.0
     rare_slope: float = 2.0
     frequent_above: float = 30.0
     frequent_slope: float = 0.35
@@ -83,11 +83,12 @@ class Profile:
 
     # Value. Rule: the copula of text and fit. Published (Lahaie & Pennock): Spearman correlation .4 of value
     # and relevance. Modelled: bids differ by phrase within a category, held to figure 4; the scorer's log
-    # error.
+    # error; the listed ads that take part in an auction (`auction.py`).
     text_copula: float = 0.7
     value_copula: float = 0.416
     phrase_value_sd: float = 0.62
     estimate_error: float = 0.3
+    takes_part: float = 0.5
 
     def __post_init__(self) -> None:
         for name in ("age_share", "context_share", "algorithm_share"):

@@ -71,12 +71,15 @@ class Generator:
         listing[row[cost > 0]] = True
         pools = self._pools.pools(traits, listing)
         noise = self._noise.noise(traits)
-        positions = POSITION_FACTORS.cumsum()[np.minimum(traits.list_ads, SHOWN) - 1]
-        scale = self._click_scale * traits.clicks / (positions * noise.relevance)
+        shown_ads = np.clip(traits.list_ads * profile.takes_part, 1.0, SHOWN)
+        positions = np.interp(shown_ads, np.arange(1.0, SHOWN + 1), POSITION_FACTORS.cumsum())
+        scale = self._click_scale * traits.clicks / positions
         relevance = self._noise.relevance
         lists = make_lists(profile, seed, batch, traits, pools, noise, relevance, scale, day, cost)
         factors = traits.bid_factor[row]
-        bid, charge, shown, clicked = run_auctions(seed, batch, lists, self.ads.ids, day, factors)
+        bid, charge, shown, clicked = run_auctions(
+            seed, profile.takes_part, batch, lists, self.ads.ids, day, factors
+        )
         offsets = np.concatenate([[0], np.cumsum(lists.counts)])
         expected = np.where(shown > 0, shown / np.maximum(lists.truth, 1e-12) * lists.estimate * charge, 0.0)
         return Requests(

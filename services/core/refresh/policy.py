@@ -49,10 +49,14 @@ Earns = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to recompute, and the revenue predicted to be lost otherwise (0 where no model decides)."""
+    """Whether to recompute, and the revenue predicted to be lost otherwise (0 where no model decides).
+
+    probed_usd: the loss that the model predicts, uncorrected, where recomputing is only to measure it.
+    """
 
     refresh: bool
     predicted_loss_usd: float = 0.0
+    probed_usd: float | None = None
 
 
 REUSE = Decision(refresh=False)

@@ -159,6 +159,10 @@ class _DegradedReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Degrad
     """Live ads are older than a second."""
     DEGRADED_REASON_RETRIEVAL: _DegradedReason.ValueType  # 4
     """Retrieval answered below its target."""
+    DEGRADED_REASON_UPSTREAM: _DegradedReason.ValueType  # 5
+    """Inference or retrieval does not answer; the cached list was served, however old."""
+    DEGRADED_REASON_REFRESH_MODEL: _DegradedReason.ValueType  # 6
+    """The configured refresh model does not serve; the refresh policy without a model decided."""
 
 class DegradedReason(_DegradedReason, metaclass=_DegradedReasonEnumTypeWrapper):
     """What an answer lacks."""
@@ -173,6 +177,10 @@ DEGRADED_REASON_STALE_ADS: DegradedReason.ValueType  # 3
 """Live ads are older than a second."""
 DEGRADED_REASON_RETRIEVAL: DegradedReason.ValueType  # 4
 """Retrieval answered below its target."""
+DEGRADED_REASON_UPSTREAM: DegradedReason.ValueType  # 5
+"""Inference or retrieval does not answer; the cached list was served, however old."""
+DEGRADED_REASON_REFRESH_MODEL: DegradedReason.ValueType  # 6
+"""The configured refresh model does not serve; the refresh policy without a model decided."""
 Global___DegradedReason: _TypeAlias = DegradedReason  # noqa: Y015
 
 class _ClickOutcome:
@@ -789,12 +797,18 @@ class GetInfoResponse(_message.Message):
     REFRESH_POLICY_FIELD_NUMBER: _builtins.int
     DEPENDENCIES_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    REFRESH_MODEL_FIELD_NUMBER: _builtins.int
+    REFRESH_MODEL_FAULT_FIELD_NUMBER: _builtins.int
     ads: _builtins.int
     """Live ads known."""
     ads_age_ms: _builtins.int
     """Age of the copy of live ads, milliseconds."""
     refresh_policy: _builtins.str
     """Refresh policy in force, such as "fixed"."""
+    refresh_model: _builtins.str
+    """Fingerprint of the refresh model that decides; empty when none does."""
+    refresh_model_fault: _builtins.str
+    """Why the configured refresh model does not serve; empty when it does or none is configured."""
     @_builtins.property
     def versions(self) -> Global___Versions:
         """Versions of the newest computed list; empty before the first."""
@@ -816,10 +830,12 @@ class GetInfoResponse(_message.Message):
         refresh_policy: _builtins.str = ...,
         dependencies: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
         limits: Global___Limits | None = ...,
+        refresh_model: _builtins.str = ...,
+        refresh_model_fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "versions", b"versions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ads", b"ads", "ads_age_ms", b"ads_age_ms", "dependencies", b"dependencies", "limits", b"limits", "refresh_policy", b"refresh_policy", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ads", b"ads", "ads_age_ms", b"ads_age_ms", "dependencies", b"dependencies", "limits", b"limits", "refresh_model", b"refresh_model", "refresh_model_fault", b"refresh_model_fault", "refresh_policy", b"refresh_policy", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
