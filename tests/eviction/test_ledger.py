@@ -135,7 +135,9 @@ class LedgerMachine(RuleBasedStateMachine):
             self.sweep()
             self.rise(True)
         for entry in self.ledger.order.head(100):
-            if entry.key in self.redis and self.redis[entry.key] > 2**41:
+            # A write whose report is lost or overtaken may stand lower; its eviction is skipped once.
+            known = self.redis.get(entry.key) == self.ledger.held_ms(entry.key)
+            if known and self.redis[entry.key] > 2**41:
                 assert priority_of(self.redis[entry.key]) >= entry.priority, "Redis has heard of every rise"
         for _ in range(50):
             self.evict(4, True)
