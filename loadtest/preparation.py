@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,8 +135,17 @@ def _frugalads(*arguments: str | int | Path) -> None:
     """
     words = [str(argument) for argument in arguments]
     argv = leashed([sys.executable, "-m", "services.cli", *words])
+    held: list[int] = []  # signals that come before `process` is known, which would be left behind
+    handlers = {
+        signum: signal.signal(signum, lambda signum, _frame: held.append(signum))
+        for signum in (signal.SIGINT, signal.SIGTERM)
+    }
     process = subprocess.Popen(argv, start_new_session=True)
     try:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        for caught in held:
+            signal.raise_signal(caught)
         status = process.wait()
     except BaseException:
         process.kill()
