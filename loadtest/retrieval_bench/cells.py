@@ -17,22 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from models.termination.calibration import (
-    Family,
-    Outcome,
-    Target,
-    Trace,
-    cap_of,
-    fixed_lists,
-)
+from models.termination.calibration import Family, Outcome, Target, Trace, cap_of, fixed_lists, served
 from services.core.stopping.policy import Policy
 from services.core.stopping.rules import FIXED
 
 DRAWS = 300
 OWN = ("fixed", "density", "ratio", "marginal")
 """The rules that serve; one of them is the default of its target."""
-LEARNED = "marginal"
-_WALK_OVERHEAD = 0.05  # of its time that a walk with the model spends on a wider queue and decisions
 _CHOOSING = 2000  # queries of the calibration split on which the variants of a rule are compared
 
 Doubles = npt.NDArray[np.float64]
@@ -56,19 +47,9 @@ class Reading:
 
 
 def default_of(readings: Sequence[Reading]) -> Reading:
-    """What a service would serve with: the cheapest rule in calibration (`calibration.points`).
-
-    In a walk the closed form, unless the learned rule's gain over it is beyond the 95 % interval and beyond
-    what the rule costs besides.
-    """
+    """What a service would serve with, by calibration."""
     own = [reading for reading in readings if reading.name in OWN]
-    best = min(own, key=lambda reading: reading.tuned.mean())
-    closed = min((r for r in own if r.name != LEARNED), key=lambda reading: reading.tuned.mean())
-    if closed.name != "ratio" or best is closed:
-        return best
-    gain = closed.tuned - best.tuned
-    least = _WALK_OVERHEAD * closed.tuned.mean() + 1.96 * gain.std() / np.sqrt(len(gain))
-    return best if gain.mean() > least else closed
+    return own[served([(reading.name, reading.tuned) for reading in own])]
 
 
 def covered(tune: Trace, test: Trace, k: int, recall: float, own: Sequence[Family]) -> float | None:

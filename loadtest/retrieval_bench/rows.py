@@ -14,7 +14,7 @@ class Row:
     of `fixed` over the rule's; p99_ratio, 99th percentiles of the rule over `fixed`; the times; predict_us;
     faiss_ratio, time of stock FAISS over the rule's; over_default, the rule's distances over the default's.
 
-    default: the cheapest in calibration of the rules that serve. covered: for the default, the share of test
+    default: the rule that serves, by calibration. covered: for the default, the share of test
     queries that reach the recall `target` where calibration was for a share of `target`. shifted: recall on
     queries of another kind (see `shift`) under the policy that reaches the target on the test split."""
 

@@ -31,6 +31,8 @@ CAP = 1.3
 CAP_OF_WALK = 1.35
 """Of walks of a graph: an expanded node costs the less the more were before it, so 1.35 times the nodes are
 about 1.2 times the work in the 99th percentile."""
+_LEARNED = "marginal"  # the one rule of those that serve which asks a model
+_WALK_OVERHEAD = 0.05  # of its time that a walk with the model spends on a wider queue and decisions
 EXPONENTS = (4.0, 8.0, 12.0)
 MIXES = (0.3, 0.5, 0.7)
 _PROBES = 13  # the knob is found to 2^-13 of its range
@@ -170,6 +172,23 @@ def cap_of(lists: int, width: int, cap: float = CAP) -> int:
     return min(width, int(np.ceil(cap * lists)))
 
 
+def served(reached: Sequence[tuple[str, Doubles]]) -> int:
+    """Which of these rules a service answers with; of each its name, and the vectors it compares for each
+    query of the calibration split: the cheapest.
+
+    In a walk of a graph the closed form, unless the learned rule's gain over it is beyond the 95 % interval
+    and beyond what the rule costs besides.
+    """
+    means = [codes.mean() for _, codes in reached]
+    best = min(range(len(reached)), key=means.__getitem__)
+    closed = min((i for i, (name, _) in enumerate(reached) if name != _LEARNED), key=means.__getitem__)
+    if reached[closed][0] != "ratio" or best == closed:
+        return best
+    gain = reached[closed][1] - reached[best][1]
+    least = _WALK_OVERHEAD * means[closed] + 1.96 * gain.std() / np.sqrt(len(gain))
+    return best if gain.mean() > least else closed
+
+
 def points(trace: Trace, k: int, targets: Sequence[Target], model: GainModel) -> list[Point]:
     """The cheapest policy of each target that the searches of the calibration split reach.
 
@@ -185,16 +204,16 @@ def points(trace: Trace, k: int, targets: Sequence[Target], model: GainModel) ->
         cap = cap_of(lists, width)
         everyone = np.full(len(trace.found), lists, dtype=np.int64)
         outcome = Outcome.at(trace, k, everyone, np.zeros_like(everyone))
-        best = _point(k, target, lists, "fixed", lists, outcome, 0.0, (0.0, 0.0))
+        reached = [(_point(k, target, lists, "fixed", lists, outcome, 0.0, (0.0, 0.0)), outcome.codes)]
         for family in [*density_families(k), marginal_family(model, k)]:
             knob = family.least_knob(trace, k, target, cap)
             if knob is None:
                 continue
             outcome = family.outcome(trace, k, knob, cap)
-            if outcome.codes.mean() < best.codes:
-                shape = (0.0, 0.0) if family.rule == MARGINAL else family.parameters(knob)[1:]
-                best = _point(k, target, lists, family.name, cap, outcome, -knob, shape)
-        chosen.append(best)
+            shape = (0.0, 0.0) if family.rule == MARGINAL else family.parameters(knob)[1:]
+            point = _point(k, target, lists, family.name, cap, outcome, -knob, shape)
+            reached.append((point, outcome.codes))
+        chosen.append(reached[served([(point.rule, codes) for point, codes in reached])][0])
     return chosen
 
 

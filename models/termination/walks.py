@@ -1,8 +1,7 @@
 """The gain model of walks of a graph: the examples, and the rule as a family; the fit is that of `gain`.
 
 What the features of `services.core.stopping.marginal` call centroids is here the start of the walk (the
-first) and its next candidate (the next, and the one at twice the lists). The vectors up to the next rung are
-not known ahead: they are taken to be as many a node as until now.
+first) and its next candidate (the next, and the one at twice the lists).
 """
 
 from __future__ import annotations
@@ -12,21 +11,11 @@ import numpy as np
 from models.termination.calibration import CAP_OF_WALK, Doubles, Family, Ints
 from models.termination.gain import GainModel, boost, design, fit_start, rungs_of
 from services.core.compiled import compiled
+from services.core.hnsw.asking import tell
 from services.core.hnsw.replay import Trace
 from services.core.stopping import marginal
 from services.core.stopping.rules import MARGINAL
-from services.core.stopping.state import (
-    AHEAD,
-    BEST,
-    BEST_AT,
-    CODES,
-    LAST,
-    LAST_AT,
-    LISTS,
-    SLOTS,
-    WATCHED,
-    next_rung,
-)
+from services.core.stopping.state import LAST, SLOTS, WATCHED, next_rung
 
 REACHES = (0.3, 0.5)
 """Logarithms of the ratio beyond which no node is expanded, whatever the model says; each is tried."""
@@ -52,11 +41,9 @@ def _feature_rows(trace: Trace, k: float, rungs: Ints, rows: Doubles) -> None:
             nodes = rungs[r]
             if at + 1 < nodes:
                 continue
-            seen[LISTS], seen[CODES] = nodes, trace.codes[q, at]
-            seen[BEST], seen[LAST] = trace.best[q, at], trace.last[q, at]
-            seen[BEST_AT], seen[LAST_AT] = best_at, last_at
-            seen[AHEAD] = seen[CODES] / nodes * (next_rung(nodes) - nodes)
-            coarse[1] = trace.following[q, at]
+            compared, best, last = trace.codes[q, at], trace.best[q, at], trace.last[q, at]
+            following, rung = trace.following[q, at], next_rung(nodes)
+            tell(seen, coarse, nodes, compared, best, last, best_at, last_at, 0, following, rung)
             if seen[LAST] < np.inf:
                 _features(seen, coarse, k, rows[q, r])
             r += 1

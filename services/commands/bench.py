@@ -51,24 +51,36 @@ def _add_retrieval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--index", default="ivf", choices=("ivf", "ivfpq", "hnsw"), help="default %(default)s"
     )
-    parser.add_argument("--k", type=_integers, default=[1, 10], metavar="K,K", help="default 1,10")
+    parser.add_argument("--k", type=_counts, default=[1, 10], metavar="K,K", help="default 1,10")
     parser.add_argument(
         "--targets", type=_shares, default=[0.9, 0.95, 0.99], metavar="R,R", help="default .90,.95,.99"
     )
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="splits and indexes (default 3)")
-    parser.add_argument("--batch", type=int, default=1, metavar="B", help="queries a timed call (default 1)")
+    parser.add_argument("--seeds", type=_count, default=3, metavar="N", help="splits and indexes (default 3)")
+    parser.add_argument(
+        "--batch", type=_count, default=1, metavar="B", help="queries a timed call (default 1)"
+    )
 
 
-def _integers(text: str) -> list[int]:
-    values = [int(part) for part in text.split(",")]
-    if min(values) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 or more")
-    return values
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, 1 or more")
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
 
 
 def _shares(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if not all(0 < value < 1 for value in values):
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < value < 1 for value in values):
         raise argparse.ArgumentTypeError(f"{text!r}: must be between 0 and 1")
     return values
 

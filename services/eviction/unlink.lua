@@ -15,13 +15,16 @@ local lease = redis.call('GET', KEYS[1])
 if not lease or lease:sub(1, #ARGV[1]) ~= ARGV[1] then
   return redis.error_reply('FENCED the lease is ' .. (lease or 'gone'))
 end
-local before, answers = used(), {}
+local before, answers, victims = used(), {}, {}
 for i = 2, #KEYS do
   local held = redis.call('PEXPIRETIME', KEYS[i])
   if held == tonumber(ARGV[i]) then
-    redis.call('UNLINK', KEYS[i])
+    victims[#victims + 1] = KEYS[i]
     held = 0
   end
   answers[i - 1] = held
+end
+if #victims > 0 then
+  redis.call('UNLINK', unpack(victims))
 end
 return {before, used(), answers}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from unittest import TestCase
-
 import numpy as np
 import pytest
 from core.eviction_models import GreedyDualModel, Row
+from core.machines import case
 from core.test_eviction_orders import OrderMachine, costs, keys, sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,17 +63,10 @@ class LiveMachine(OrderMachine):
         assert [entry.key for entry in self.order.pops(limit, enough)] == expected
 
 
-def _machine(name: str) -> type[TestCase]:
-    machine = type(name, (LiveMachine,), {"name": name})
-    case: type[TestCase] = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)  # type: ignore[attr-defined]
-    return case
-
-
-TestLiveOurs = _machine("ours")
-TestLiveGdsf = _machine("gdsf")
-TestLiveGdWheel = _machine("gdwheel")
-TestLiveGreedyDual = _machine("greedydual")
+TestLiveOurs = case(LiveMachine, name="ours")
+TestLiveGdsf = case(LiveMachine, name="gdsf")
+TestLiveGdWheel = case(LiveMachine, name="gdwheel")
+TestLiveGreedyDual = case(LiveMachine, name="greedydual")
 
 
 def apply(order: KeyedOrder, operations: list[int], names: list[bytes]) -> list[list[int]]:

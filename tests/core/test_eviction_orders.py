@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from unittest import TestCase
 
 import numpy as np
 import pytest
 from core.eviction_models import MODELS, Model
-from hypothesis import settings
+from core.machines import case
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -100,24 +99,17 @@ class OrderMachine(RuleBasedStateMachine):
             assert entry.priority == row.priority
 
 
-def _machine(name: str) -> type[TestCase]:
-    machine = type(name, (OrderMachine,), {"name": name})
-    case: type[TestCase] = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)  # type: ignore[attr-defined]
-    return case
-
-
-TestLru = _machine("lru")
-TestGreedyDual = _machine("greedydual")
-TestGdWheel2015 = _machine("gdwheel2015")
-TestGdWheel = _machine("gdwheel")
-TestCamp = _machine("camp")
-TestGdsf = _machine("gdsf")
-TestS3Fifo = _machine("s3fifo")
-TestSieve = _machine("sieve")
-TestWTinyLfu = _machine("wtinylfu")
-TestOurs = _machine("ours")
-TestOursHeap = _machine("ours-heap")
+TestLru = case(OrderMachine, name="lru")
+TestGreedyDual = case(OrderMachine, name="greedydual")
+TestGdWheel2015 = case(OrderMachine, name="gdwheel2015")
+TestGdWheel = case(OrderMachine, name="gdwheel")
+TestCamp = case(OrderMachine, name="camp")
+TestGdsf = case(OrderMachine, name="gdsf")
+TestS3Fifo = case(OrderMachine, name="s3fifo")
+TestSieve = case(OrderMachine, name="sieve")
+TestWTinyLfu = case(OrderMachine, name="wtinylfu")
+TestOurs = case(OrderMachine, name="ours")
+TestOursHeap = case(OrderMachine, name="ours-heap")
 
 
 def test_every_order_has_a_model() -> None:

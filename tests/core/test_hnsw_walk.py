@@ -12,7 +12,7 @@ import pytest
 from small_hnsw import COSINE, DIMENSION, INNER, L2, QUERIES, VECTORS, Small, built, faiss, graph_of, small
 
 from services.core.hnsw.graph import Graph
-from services.core.hnsw.search import search
+from services.core.hnsw.search import record, search
 from services.core.ivf.scan import ROW_CODES, ROW_LISTS, ROW_STOPPED
 from services.core.ivf.search import Found
 from services.core.stopping.policy import Policy, fixed
@@ -170,14 +170,34 @@ def test_what_a_kernel_would_read_out_of_bounds_is_refused() -> None:
     for bad in (queries[:, :5], queries.astype(np.float64), queries[0]):
         with pytest.raises(ValueError, match="queries"):
             search(on.graph, bad, 10, fixed(10))
+        with pytest.raises(ValueError, match="queries"):
+            record(on.graph, bad, 10, np.zeros(QUERIES, dtype=np.float32), 50)
+    with pytest.raises(ValueError, match="nearest"):
+        record(on.graph, queries, 10, np.zeros(3, dtype=np.float32), 50)
     with pytest.raises(ValueError, match="k = 0"):
         search(on.graph, queries, 0, fixed(10))
     with pytest.raises(ValueError, match="bitmap"):
         search(on.graph, queries, 10, fixed(10), bitmap=np.zeros(VECTORS // 8 - 1, dtype=np.uint8))
+    for caps in (np.ones(3, dtype=np.int64), np.arange(QUERIES)):
+        with pytest.raises(ValueError, match="caps"):
+            search(on.graph, queries, 10, fixed(10), caps=caps)
     with pytest.raises(ValueError, match="caps"):
-        search(on.graph, queries, 10, fixed(10), caps=np.ones(3, dtype=np.int64))
+        search(on.graph, queries, 10, Policy(RATIO, np.array([0.3, 0.5]), 0))
     with pytest.raises(ValueError, match="knobs"):
         search(on.graph, queries, 10, fixed(10), knobs=np.ones(3))
+
+
+@pytest.mark.parametrize("policy", [fixed(30), RATIO_POLICY], ids=["beam", "ratio"])
+def test_more_neighbours_than_vectors_and_numbers_that_are_none_end_a_walk(policy: Policy) -> None:
+    on = small(L2)
+    index = faiss.IndexHNSWFlat(DIMENSION, 8)
+    index.add(on.vectors[:7])
+    rows = search(graph_of(index), on.queries, 9, policy).rows
+    np.testing.assert_array_equal(np.sort(rows, axis=1), [[-1, -1, *range(7)]] * QUERIES)
+    for number in (np.nan, np.inf):
+        lost = np.full((1, DIMENSION), np.float32(number))
+        rows = search(on.graph, lost, 10, policy).rows
+        assert ((rows >= -1) & (rows < VECTORS)).all()
 
 
 def test_a_rule_that_a_walk_cannot_follow_is_refused() -> None:

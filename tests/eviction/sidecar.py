@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,6 +26,7 @@ from services.runtime.server import start_server
 
 PREFIX = b"frugalads:list:"
 LEASE = PREFIX + b"~lease"
+_QUICK: dict[str, Any] = {"tick_ms": 20, "order": "greedydual"}
 
 
 def key(number: int | str) -> bytes:
@@ -82,17 +86,6 @@ def squeeze(client: redis.Redis, share: float = 0.95) -> None:
 def settled(stats: eviction_pb2.GetStatsResponse) -> bool:
     """Evicted down to the low watermark."""
     return stats.evicted > 0 and stats.used_bytes <= stats.low_watermark_bytes
-
-
-def serving_port(process: subprocess.Popen[bytes]) -> int:
-    """The port that a sidecar process logs when it serves; its standard error is a pipe."""
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if line.startswith(b"{") and (said := json.loads(line))["event"] == "serving":
-            return int(said["port"])
-    raise AssertionError(f"it ended: {b''.join(lines)!r}")
 
 
 class Reporter:
@@ -180,9 +173,42 @@ class Sidecar:
 @contextlib.asynccontextmanager
 async def sidecar(url: str, **options: Any) -> AsyncIterator[Sidecar]:
     """The sidecar on a Redis, with short ticks, and GreedyDual, whose victims a test can name."""
-    config = EvictionConfig(redis_url=url, **{"tick_ms": 20, "order": "greedydual", **options})
+    config = EvictionConfig(redis_url=url, **_QUICK | options)
     async with (
         start_server("eviction", config, build) as running,
         grpc.aio.insecure_channel(target := f"127.0.0.1:{running.port}") as channel,
     ):
         yield Sidecar(channel, target)
+
+
+def serving_port(process: subprocess.Popen[bytes]) -> int:
+    """The port that a sidecar process logs when it serves; its standard error is a pipe."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith(b"{") and (said := json.loads(line))["event"] == "serving":
+            return int(said["port"])
+    raise AssertionError(f"it ended: {b''.join(lines)!r}")
+
+
+def _start(url: str, options: dict[str, Any]) -> subprocess.Popen[bytes]:
+    settings = {"redis_url": url} | _QUICK | options
+    return subprocess.Popen(
+        [sys.executable, "-m", "services.eviction"],
+        env=os.environ | {f"FRUGALADS_EVICTION_{k.upper()}": str(v) for k, v in settings.items()},
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+    )
+
+
+@contextlib.asynccontextmanager
+async def sidecar_process(url: str, **options: Any) -> AsyncIterator[tuple[subprocess.Popen[bytes], Sidecar]]:
+    """The same in a process of its own, killed (-9) at the end."""
+    process = _start(url, options)
+    try:
+        async with grpc.aio.insecure_channel(target := f"127.0.0.1:{serving_port(process)}") as channel:
+            yield process, Sidecar(channel, target)
+    finally:
+        process.kill()
+        process.communicate()

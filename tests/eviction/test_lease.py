@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 from eviction.sidecar import (
     LEASE,
-    Sidecar,
     key,
     managed,
-    serving_port,
     settled,
     sidecar,
+    sidecar_process,
     squeeze,
     store,
     write,
@@ -72,32 +67,11 @@ def test_a_second_sidecar_waits_until_the_first_leaves(cache: RedisProcess) -> N
     asyncio.run(scenario())
 
 
-def start(url: str) -> subprocess.Popen[bytes]:
-    options = {"REDIS_URL": url, "TICK_MS": "20", "LEASE_MS": "300", "ORDER": "greedydual"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.eviction"],
-        env=os.environ | {f"FRUGALADS_EVICTION_{name}": value for name, value in options.items()},
-        cwd=Path(__file__).parents[2],
-        stderr=subprocess.PIPE,
-    )
-
-
-@contextlib.asynccontextmanager
-async def sidecar_process(url: str) -> AsyncIterator[tuple[subprocess.Popen[bytes], Sidecar]]:
-    process = start(url)
-    try:
-        async with grpc.aio.insecure_channel(target := f"127.0.0.1:{serving_port(process)}") as channel:
-            yield process, Sidecar(channel, target)
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_a_leader_that_slept_through_its_term_evicts_nothing(cache: RedisProcess) -> None:
     """Stopped for longer than its term, with evictions to do when it wakes up under the next one's."""
 
     async def scenario() -> None:
-        async with sidecar_process(cache.url) as (process, first):
+        async with sidecar_process(cache.url, lease_ms=300) as (process, first):
             await first.until_ready()
             with cache.client() as client:
                 store(client, [write(n, 1_000, 1_000 + n, n) for n in range(4_000)])

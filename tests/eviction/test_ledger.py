@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from unittest import TestCase
-
 import pytest
-from hypothesis import settings
+from core.machines import case
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -148,15 +146,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.order.total_bytes == 0
 
 
-def _machine(order: str) -> type[TestCase]:
-    machine = type(order, (LedgerMachine,), {"order": order})
-    case: type[TestCase] = machine.TestCase  # type: ignore[attr-defined]
-    case.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)  # type: ignore[attr-defined]
-    return case
-
-
-TestLedgerOfOurs = _machine("ours")
-TestLedgerOfGreedyDual = _machine("greedydual")
+TestLedgerOfOurs = case(LedgerMachine, order="ours", examples=30)
+TestLedgerOfGreedyDual = case(LedgerMachine, order="greedydual", examples=30)
 
 
 def admitted(*costs: int, order: str = "greedydual") -> Ledger:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import grpc
@@ -15,13 +11,12 @@ import pytest
 from eviction.sidecar import (
     LEASE,
     PREFIX,
-    Sidecar,
     hit,
     key,
     managed,
-    serving_port,
     settled,
     sidecar,
+    sidecar_process,
     squeeze,
     store,
     write,
@@ -44,43 +39,29 @@ def cache(redis_server: RedisProcess) -> RedisProcess:
 
 def test_the_order_survives_kill_9(cache: RedisProcess) -> None:
     """A killed process leaves its order in Redis; the next one reads every entry back and goes on."""
-    argv = [sys.executable, "-m", "services.eviction"]
-    environ = os.environ | {
-        "FRUGALADS_EVICTION_REDIS_URL": cache.url,
-        "FRUGALADS_EVICTION_TICK_MS": "20",
-        "FRUGALADS_EVICTION_ORDER": "greedydual",
-    }
     draw = random.Random(7)
     writes = [write(n, 400, draw.randrange(1, 10**6), n) for n in range(3_000)]
-    process = subprocess.Popen(argv, env=environ, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
-    try:
 
-        async def fill() -> tuple[int, list[tuple[bytes, int]]]:
-            async with grpc.aio.insecure_channel(target := f"127.0.0.1:{serving_port(process)}") as channel:
-                it = Sidecar(channel, target)
-                await it.until_ready()
-                async with it.reporter() as reporter:
-                    with cache.client() as client:
-                        store(client, writes)
-                        await reporter.report([w.event() for w in writes])
-                        client.config_set("maxmemory", int(int(client.info("memory")["used_memory"]) / 0.95))
-                        stats = await it.until(
-                            lambda s: s.evicted > 0 and s.used_bytes <= s.low_watermark_bytes
-                        )
-                        survivors = managed(client)
-                        used = [w.sequence for w in writes if w.key in survivors][:200]
-                        await reporter.report([hit(n) for n in used])
-                        wanted = {key(n): stats.clock + writes[n].cost_us for n in used}
-                        wait_until(
-                            lambda: all(priority_of(client.pexpiretime(k)) == p for k, p in wanted.items()),
-                            what="uses reached Redis",
-                        )
-                return stats.clock, [(e.key, e.priority) for e in await it.order()]
+    async def fill() -> tuple[int, list[tuple[bytes, int]]]:
+        async with sidecar_process(cache.url) as (_, it):
+            await it.until_ready()
+            async with it.reporter() as reporter:
+                with cache.client() as client:
+                    store(client, writes)
+                    await reporter.report([w.event() for w in writes])
+                    squeeze(client)
+                    stats = await it.until(settled)
+                    survivors = managed(client)
+                    used = [w.sequence for w in writes if w.key in survivors][:200]
+                    await reporter.report([hit(n) for n in used])
+                    wanted = {key(n): stats.clock + writes[n].cost_us for n in used}
+                    wait_until(
+                        lambda: all(priority_of(client.pexpiretime(k)) == p for k, p in wanted.items()),
+                        what="uses reached Redis",
+                    )
+            return stats.clock, [(e.key, e.priority) for e in await it.order()]
 
-        clock, before = asyncio.run(fill())
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+    clock, before = asyncio.run(fill())
 
     async def again() -> None:
         async with sidecar(cache.url, lease_ms=200) as it:

@@ -9,13 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest.retrieval_bench import hnsw
 from loadtest.retrieval_bench.cells import default_of, read_cell, resamples
 from loadtest.retrieval_bench.indexes import build, depth_for
 from loadtest.retrieval_bench.main import Options, main
 from loadtest.retrieval_bench.vectors import load
 from models.termination.calibration import density_families
 from models.termination.labels import nearest_distances
-from services.core.ivf.search import record
+from services.cli import main as frugalads
+from services.core.ivf.search import record, search
+from services.core.stopping.policy import fixed
 from services.core.stopping.replay import Trace
 from services.runtime.errors import UserError
 
@@ -80,6 +83,25 @@ def test_every_rule_has_a_row_a_cell(vectors: Path, capsys: pytest.CaptureFixtur
     assert f"{100 * (defaults[0]['recall'] - 0.9):+.2f}" in promises
 
 
+def test_every_rule_of_walks_has_a_row_a_cell(vectors: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = vectors.with_name("report.json")
+    assert main(Options(str(vectors), hnsw.HNSW, [1, 10], [0.9], 1, 1), str(file)) == 0
+    rows = json.loads(file.read_text())["rows"]
+    rules = {"fixed", "ratio", "marginal", "patience"}
+    assert {(row["policy"], row["k"]) for row in rows} == {(rule, k) for rule in rules for k in (1, 10)}
+    for row in rows:
+        assert row.keys() >= COLUMNS
+        assert row["recall"] == pytest.approx(0.9, abs=0.08)
+        assert 0 < row["distances"] <= row["p99_distances"]
+        assert 0 < row["shifted"] <= 1
+        assert row["index"] == "hnsw"
+        assert (row["model_calls"] > 0) <= (row["policy"] == "marginal")
+    defaults = [row for row in rows if row["default"]]
+    assert [row["k"] for row in defaults] == [1, 10]
+    assert all(row["ratio"] > 0.9 for row in defaults)  # beams of ten nodes leave little to save
+    assert "shifted" in capsys.readouterr().out
+
+
 def test_a_cell_reads_rules_at_equal_recall(vectors: Path) -> None:
     stored, queries = load(str(vectors), 1)
     built = build("ivf", stored, 1)
@@ -90,24 +112,23 @@ def test_a_cell_reads_rules_at_equal_recall(vectors: Path) -> None:
 
     tune, test = traced(0, 700), traced(700, 1500)
     draws = resamples(800, 1)
-    fixed, density = read_cell(tune, test, 10, 0.9, {"density": density_families(10)}, 0, draws)
-    least = int(fixed.policy.parameters[0])
+    budget, density = read_cell(tune, test, 10, 0.9, {"density": density_families(10)}, 0, draws)
+    least = int(budget.policy.parameters[0])
     assert test.found[:, least - 1].mean() / 10 >= 0.9 > test.found[:, least - 2].mean() / 10
     # Between the budget that misses and the one that reaches lies the work at exactly the target.
     codes = test.seen[:, :, 1].mean(axis=0)
-    assert codes[least - 2] * 0.95 <= fixed.codes <= codes[least - 1]
+    assert codes[least - 2] * 0.95 <= budget.codes <= codes[least - 1]
     assert density.equal.recalls.mean() == pytest.approx(0.9, abs=0.01)
     assert density.codes == pytest.approx(density.equal.codes.mean(), rel=0.05)
     assert np.std(density.draws) < 0.1 * density.codes
-    assert default_of([fixed, density]) is (density if density.tuned.mean() < fixed.tuned.mean() else fixed)
+    assert default_of([budget, density]) is (
+        density if density.tuned.mean() < budget.tuned.mean() else budget
+    )
     assert read_cell(tune, test, 10, 0.99999, {}, 0, draws) == []
 
 
 def test_stock_faiss_and_our_scan_find_the_same(vectors: Path) -> None:
     stored, queries = load(str(vectors), 1)
-    from services.core.ivf.search import search
-    from services.core.stopping.policy import fixed
-
     near = nearest_distances(queries, stored, [5])[0]
     for kind in ("ivf", "ivfpq"):
         built = build(kind, stored, 1)
@@ -116,6 +137,22 @@ def test_stock_faiss_and_our_scan_find_the_same(vectors: Path) -> None:
         rows = built.stock(queries, 5, 6, depth or 5)
         found = search(built.lists, queries, 5, fixed(6, depth))
         assert (rows == found.rows).mean() > 0.99
+
+
+def test_stock_faiss_and_our_walk_search_the_same_graph(vectors: Path) -> None:
+    stored, queries = load(str(vectors), 1)
+    built = hnsw.build(stored[:1000])
+    ours = built.search(queries[:500], 10, fixed(40)).rows
+    assert (built.stock(queries[:500], 10, 40, 0) == ours).mean() > 0.999
+
+
+@pytest.mark.parametrize(
+    "option", ["--seeds 0", "--batch 0", "--batch x", "--k 1,0", "--targets 1", "--targets x"]
+)
+def test_an_option_out_of_bounds_is_named(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        frugalads(["bench", "retrieval", *option.split()])
+    assert f"argument {option.split()[0]}: '" in capsys.readouterr().err
 
 
 def test_a_set_that_cannot_be_read_says_why(tmp_path: Path) -> None:

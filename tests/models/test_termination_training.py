@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_ivf import LISTS, Small, exact, flat, quantized
 
-from models.termination.calibration import Family, Target, cap_of, fixed_lists, points
+from models.termination.calibration import Family, Target, cap_of, fixed_lists, points, served
 from models.termination.gain import design, examples, fit_start, rungs_of, train
 from models.termination.labels import nearest_distances
 from models.termination.training import KIND, Trained, split, train_termination, write_termination
@@ -131,6 +131,25 @@ def test_points_save_work_and_keep_their_caps() -> None:
         if target.share == 0:
             assert point.reached >= target.recall - 1e-9
     assert min(point.codes / trace.seen[:, point.lists - 1, 1].mean() for point in chosen) < 0.97
+
+
+@pytest.mark.parametrize(
+    ("closed", "saved", "spread", "name"),
+    [
+        ("density", 1.0, 0.0, "marginal"),
+        ("ratio", 4.0, 0.0, "ratio"),  # a walk's model costs 5 of 100 besides
+        ("ratio", 6.0, 0.0, "marginal"),
+        ("ratio", 6.0, 30.0, "ratio"),  # within chance
+        ("ratio", -6.0, 0.0, "ratio"),
+    ],
+)
+def test_the_cheapest_rule_serves_and_in_walks_a_model_must_earn_its_cost(
+    closed: str, saved: float, spread: float, name: str
+) -> None:
+    other = np.full(400, 100.0)
+    learned = other - saved + spread * np.where(np.arange(400) % 2, 1.0, -1.0)
+    reached = [("fixed", np.full(400, 150.0)), (closed, other), ("marginal", learned)]
+    assert reached[served(reached)][0] == name
 
 
 @pytest.mark.parametrize("kind", ["flat", "quantized"])

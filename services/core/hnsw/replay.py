@@ -15,27 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..compiled import compiled
-from ..stopping import marginal, patience
 from ..stopping.ratio import reach
 from ..stopping.rules import FIXED, MARGINAL, NO_FOREST, PATIENCE
-from ..stopping.state import (
-    AHEAD,
-    ASKED,
-    BEST,
-    BEST_AT,
-    CODES,
-    LAST,
-    LAST_AT,
-    LISTS,
-    MEMORY,
-    SLOTS,
-    STABLE_AT,
-    State,
-    next_rung,
-)
+from ..stopping.state import ASKED, MEMORY, SLOTS, State, next_rung
+from .asking import ask, tell
 
 _ROOM = 1.1  # width of a trace over that of the widest beam tried on it
-_marginal, _patience = marginal.decide, patience.decide
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -113,7 +98,6 @@ def nodes_expanded(
     expanded = np.empty(count, dtype=np.int64)
     seen, memory = np.zeros(SLOTS), np.empty(MEMORY)
     coarse = np.empty(2, dtype=np.float32)
-    margins, query = coarse[:0], coarse[:0]
     log_g, mix = parameters[-2] if parameters.size > 1 else 0.0, parameters[-1]
     beam = rule in (FIXED, PATIENCE)
     ef = cap if rule == PATIENCE else max(1, int(parameters[0]))
@@ -139,15 +123,9 @@ def nodes_expanded(
             if trace.nearer[q, at - 1] >= ef if beam else following > bound:
                 break
             if asking and at == ask_at and at < cap:
-                compared = trace.codes[q, at - 1]
-                seen[LISTS], seen[CODES], seen[BEST], seen[LAST] = at, compared, best, last
-                seen[BEST_AT], seen[LAST_AT], seen[STABLE_AT] = best_at, last_at, stable_at
-                seen[AHEAD] = compared / at * (min(next_rung(at), cap) - at)
-                coarse[1] = following
-                if rule == MARGINAL:
-                    ask_at = _marginal(seen, coarse, margins, query, memory, parameters, forest)
-                else:
-                    ask_at = _patience(seen, coarse, margins, query, memory, parameters, forest)
+                compared, rung = trace.codes[q, at - 1], min(next_rung(at), cap)
+                tell(seen, coarse, at, compared, best, last, best_at, last_at, stable_at, following, rung)
+                ask_at = ask(rule, seen, coarse, memory, parameters, forest)
                 if ask_at <= at:
                     break
         expanded[q] = at

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..ivf.search import Found
+from ..ivf.search import Found, bounds
 from ..stopping.policy import Policy
-from ..stopping.rules import FIXED, MARGINAL, NO_FOREST, PATIENCE, RATIO
+from ..stopping.rules import FIXED, MARGINAL, PATIENCE, RATIO
 from ..stopping.state import WATCHED
 from .graph import Floats, Graph, Ints
 from .replay import Trace
@@ -21,6 +21,7 @@ from .walk import RECORD, Record, walk
 RULES = (FIXED, RATIO, MARGINAL, PATIENCE)
 """The rules that a walk knows."""
 _EVERYONE = np.empty(0, dtype=np.uint8)
+_RECORDING = Policy(RECORD, np.zeros(1), 0)  # the cap stands in the call
 
 
 def _records(queries: int, width: int, nearest: Floats) -> Record:
@@ -59,54 +60,41 @@ def search(
     once. Raises ValueError for what a kernel would read out of bounds, and for a rule that a walk, or a graph
     of inner products, cannot follow.
     """
-    if queries.ndim != 2 or queries.shape[1] != graph.dimension or queries.dtype != np.float32 or k < 1:
-        raise ValueError(f"queries: {queries.dtype} {queries.shape} for dimension {graph.dimension}, k = {k}")
     if policy.rule not in RULES or (graph.arrays.inner and policy.rule in (RATIO, MARGINAL)):
         raise ValueError(f"rule {policy.rule}: not one that walks a graph of this metric")
-    if bitmap is not None and 8 * bitmap.size < graph.size:
-        raise ValueError(f"bitmap: {bitmap.size} bytes for {graph.size} rows")
     cap = graph.size if policy.rule == FIXED else min(policy.cap, graph.size)
-    limits = np.full(len(queries), cap, dtype=np.int64)
-    if caps is not None:
-        if caps.shape != limits.shape:
-            raise ValueError(f"caps: shape {caps.shape} for {len(queries)} queries")
-        np.minimum(limits, caps, out=limits)
-    first = np.full(len(queries), policy.parameters[0]) if knobs is None else knobs
-    if first.shape != (len(queries),):
-        raise ValueError(f"knobs: shape {first.shape} for {len(queries)} queries")
-    found = _empty(len(queries), k)
-    everyone = _EVERYONE if bitmap is None else bitmap
-    scratch = graph.take()
-    try:
-        walk(
-            graph.arrays,
-            scratch,
-            np.ascontiguousarray(queries),
-            k,
-            max(k, WATCHED),
-            limits,
-            policy.rule,
-            policy.parameters,
-            first,
-            policy.forest,
-            everyone,
-            *found,
-            None,
-        )
-    finally:
-        graph.give(scratch)
-    return found
+    knob = policy.parameters[0]
+    limits, first = bounds(queries, k, graph.dimension, graph.size, cap, knob, caps, knobs, bitmap)
+    return _walked(graph, queries, k, policy, limits, first, _EVERYONE if bitmap is None else bitmap, None)
 
 
 def record(graph: Graph, queries: Floats, k: int, nearest: Floats, width: int) -> Trace:
     """The states of walks of `width` nodes, for replay.
 
     nearest: float32 [q], what a vector's squared distance may be to count as one of the k nearest, ties and
-    rounding included. Memory: 23 bytes a query and node.
+    rounding included. Memory: 23 bytes a query and node. Raises ValueError as `search` does.
     """
     width = min(width, graph.size)
-    count = len(queries)
-    notes = _records(count, width, nearest)
+    limits, knobs = bounds(queries, k, graph.dimension, graph.size, width, 0.0)
+    if nearest.shape != limits.shape:
+        raise ValueError(f"nearest: shape {nearest.shape} for {len(queries)} queries")
+    notes = _records(len(queries), width, nearest)
+    _walked(graph, queries, k, _RECORDING, limits, knobs, _EVERYONE, notes)
+    np.minimum(notes.found, k, out=notes.found)  # more than k vectors may tie for the k-th place
+    return Trace(*notes[:-1])
+
+
+def _walked(
+    graph: Graph,
+    queries: Floats,
+    k: int,
+    policy: Policy,
+    caps: Ints,
+    knobs: npt.NDArray[np.float64],
+    bitmap: npt.NDArray[np.uint8],
+    notes: Record | None,
+) -> Found:
+    found = Found.empty(len(queries), k)
     scratch = graph.take()
     try:
         walk(
@@ -115,24 +103,15 @@ def record(graph: Graph, queries: Floats, k: int, nearest: Floats, width: int) -
             np.ascontiguousarray(queries),
             k,
             max(k, WATCHED),
-            np.full(count, width, dtype=np.int64),
-            RECORD,
-            np.zeros(1),
-            np.zeros(count),
-            NO_FOREST,
-            _EVERYONE,
-            *_empty(count, k),
+            caps,
+            policy.rule,
+            policy.parameters,
+            knobs,
+            policy.forest,
+            bitmap,
+            *found,
             notes,
         )
     finally:
         graph.give(scratch)
-    np.minimum(notes.found, k, out=notes.found)  # more than k vectors may tie for the k-th place
-    return Trace(*notes[:-1])
-
-
-def _empty(queries: int, k: int) -> Found:
-    return Found(
-        np.empty((queries, k), dtype=np.float32),
-        np.empty((queries, k), dtype=np.int64),
-        np.empty((queries, 4), dtype=np.int64),
-    )
+    return found

@@ -35,25 +35,11 @@ import numpy.typing as npt
 from ..compiled import compiled
 from ..ivf.distances import inner_product, squared_distance
 from ..ivf.scan import ROW_ASKED, ROW_CODES, ROW_LISTS, ROW_STOPPED
-from ..stopping import marginal, patience
 from ..stopping.ratio import reach
 from ..stopping.rules import FIXED, MARGINAL, PATIENCE
-from ..stopping.state import (
-    AHEAD,
-    ASKED,
-    BEST,
-    BEST_AT,
-    CODES,
-    LAST,
-    LAST_AT,
-    LISTS,
-    MEMORY,
-    SLOTS,
-    STABLE_AT,
-    State,
-    next_rung,
-)
+from ..stopping.state import ASKED, MEMORY, SLOTS, State, next_rung
 from . import heap
+from .asking import ask, tell
 from .graph import Arrays, Floats, Ints, Scratch
 from .prefetch import prefetch
 
@@ -61,8 +47,6 @@ RECORD = -1
 """In place of a rule: expand nodes up to the cap and note the state after each."""
 _LINE = 64  # bytes of a cache line
 _GENERATIONS = 255
-
-_marginal, _patience = marginal.decide, patience.decide
 
 
 class Record(NamedTuple):
@@ -185,7 +169,6 @@ def _walk_one(
     seen = np.zeros(SLOTS if asking else 0)
     memory = np.zeros(MEMORY if asking else 0)
     coarse = np.empty(2, dtype=np.float32)
-    margins = coarse[:0]
     won = 0
     if record is not None:
         passed, limit = np.empty(cap, dtype=np.float32), record.nearest[q]
@@ -228,14 +211,9 @@ def _walk_one(
         if expanded >= cap:
             break
         if asking and expanded == ask_at:
-            seen[LISTS], seen[CODES], seen[BEST], seen[LAST] = expanded, compared, best, last
-            seen[BEST_AT], seen[LAST_AT], seen[STABLE_AT] = best_at, last_at, stable_at
-            seen[AHEAD] = compared / expanded * (min(next_rung(expanded), cap) - expanded)
-            coarse[1] = following
-            if rule == MARGINAL:
-                ask_at = _marginal(seen, coarse, margins, query, memory, parameters, forest)
-            else:
-                ask_at = _patience(seen, coarse, margins, query, memory, parameters, forest)
+            rung = min(next_rung(expanded), cap)
+            tell(seen, coarse, expanded, compared, best, last, best_at, last_at, stable_at, following, rung)
+            ask_at = ask(rule, seen, coarse, memory, parameters, forest)
             if ask_at <= expanded:
                 work[ROW_STOPPED] = 1
                 break

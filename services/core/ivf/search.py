@@ -37,6 +37,15 @@ class Found(NamedTuple):
     rows: Ints
     work: Ints
 
+    @classmethod
+    def empty(cls, queries: int, k: int) -> Found:
+        """For a kernel to fill."""
+        return cls(
+            np.empty((queries, k), dtype=np.float32),
+            np.empty((queries, k), dtype=np.int64),
+            np.empty((queries, 4), dtype=np.int64),
+        )
+
 
 def search(
     lists: Lists,
@@ -57,22 +66,10 @@ def search(
     may search at once. Raises ValueError for what a kernel would read out of bounds.
     """
     count, dimension = lists.centroids.shape
-    if queries.ndim != 2 or queries.shape[1] != dimension or queries.dtype != np.float32 or k < 1:
-        raise ValueError(f"queries: {queries.dtype} {queries.shape} for dimension {dimension}, k = {k}")
-    if bitmap is not None and 8 * bitmap.size < lists.sizes.sum():
-        raise ValueError(f"bitmap: {bitmap.size} bytes for {lists.sizes.sum()} rows")
-    cap = min(policy.cap, count)
-    limits = np.full(len(queries), cap, dtype=np.int64) if caps is None else np.minimum(caps, cap)
-    if limits.shape != (len(queries),) or (len(queries) and limits.min() < 1):
-        raise ValueError(f"caps: shape {limits.shape} for {len(queries)} queries, or below 1")
-    first = np.full(len(queries), policy.parameters[0]) if knobs is None else knobs
-    if first.shape != (len(queries),):
-        raise ValueError(f"knobs: shape {first.shape} for {len(queries)} queries")
-    found = Found(
-        np.empty((len(queries), k), dtype=np.float32),
-        np.empty((len(queries), k), dtype=np.int64),
-        np.empty((len(queries), 4), dtype=np.int64),
-    )
+    rows = 0 if bitmap is None else int(lists.sizes.sum())
+    cap, knob = min(policy.cap, count), policy.parameters[0]
+    limits, first = bounds(queries, k, dimension, rows, cap, knob, caps, knobs, bitmap)
+    found = Found.empty(len(queries), k)
     scan(
         lists,
         queries,
@@ -90,6 +87,35 @@ def search(
     return found
 
 
+def bounds(
+    queries: Floats,
+    k: int,
+    dimension: int,
+    rows: int,
+    cap: int,
+    knob: float,
+    caps: Ints | None = None,
+    knobs: npt.NDArray[np.float64] | None = None,
+    bitmap: npt.NDArray[np.uint8] | None = None,
+) -> tuple[Ints, npt.NDArray[np.float64]]:
+    """The cap and the knob of each query; ValueError for what does not fit.
+
+    rows: vectors of the index, which a bitmap must cover.
+    """
+    if queries.ndim != 2 or queries.shape[1] != dimension or queries.dtype != np.float32 or k < 1:
+        raise ValueError(f"queries: {queries.dtype} {queries.shape} for dimension {dimension}, k = {k}")
+    if bitmap is not None and 8 * bitmap.size < rows:
+        raise ValueError(f"bitmap: {bitmap.size} bytes for {rows} rows")
+    limits = np.full(len(queries), cap, dtype=np.int64) if caps is None else np.minimum(caps, cap)
+    least = cap if caps is None or not caps.size else limits.min()
+    if limits.shape != (len(queries),) or least < 1:
+        raise ValueError(f"caps: shape {limits.shape} for {len(queries)} queries, or below 1")
+    first = np.full(len(queries), knob) if knobs is None else knobs
+    if first.shape != (len(queries),):
+        raise ValueError(f"knobs: shape {first.shape} for {len(queries)} queries")
+    return limits, first
+
+
 def depth_of(lists: Lists, k: int, depth: int) -> int:
     """Candidates a search keeps: those watched, and for quantized codes at least `depth` to re-rank."""
     return max(k, WATCHED, depth if len(lists.books) else 0)
@@ -99,11 +125,14 @@ def record(lists: Lists, queries: Floats, k: int, depth: int, nearest: Floats, w
     """The states of searches over the `width` nearest lists, for `stopping.replay`.
 
     nearest: float32 [q], what a vector's squared distance may be to count as one of the k nearest, ties and
-    rounding included. Memory: 60 bytes a query and list.
+    rounding included. Memory: 60 bytes a query and list. Raises ValueError as `search` does.
     """
-    q, dimension = queries.shape
-    count = len(lists.sizes)
+    count, dimension = lists.centroids.shape
     width = min(width, count)
+    limits, knobs = bounds(queries, k, dimension, 0, width, 0.0)
+    q = len(queries)
+    if nearest.shape != limits.shape:
+        raise ValueError(f"nearest: shape {nearest.shape} for {q} queries")
     columns = min(count, 2 * width + 1)
     trace = Trace(
         np.empty((q, width, SLOTS), dtype=np.float32),
@@ -118,15 +147,13 @@ def record(lists: Lists, queries: Floats, k: int, depth: int, nearest: Floats, w
         queries,
         k,
         depth,
-        np.full(q, width, dtype=np.int64),
+        limits,
         RECORD,
         np.zeros(1),
-        np.zeros(q),
+        knobs,
         NO_FOREST,
         _EVERY,
-        np.empty((q, k), dtype=np.float32),
-        np.empty((q, k), dtype=np.int64),
-        np.empty((q, 4), dtype=np.int64),
+        *Found.empty(q, k),
         Record(*trace, nearest),
     )
     np.minimum(trace.found, k, out=trace.found)  # more than k vectors may tie for the k-th place
