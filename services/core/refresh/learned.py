@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +28,7 @@ import numpy as np
 from services.core.ads_list import AdsList, Versions
 from services.core.refresh import features, predicted
 from services.core.refresh.features import KEY, LEDGER, OURS, Computed, Request
+from services.core.refresh.places import Places
 from services.core.refresh.policy import CAPACITY, REUSE, Decision
 from services.core.trees.evaluator import ForestArrays
 
@@ -48,16 +48,13 @@ class LearnedRefresh:
         capacity: int = CAPACITY,
         uniform: Callable[[], float] = random.random,
     ) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity {capacity} must be at least 1")
+        self._places = Places(capacity)
         self._forest = forest
         self._rule = rule
-        self._capacity = capacity
         self._uniform = uniform
         self._keys: Any = np.zeros(capacity, KEY)
         self._ledger: Any = np.zeros(1, LEDGER)
         self._scratch = np.zeros(len(OURS))
-        self._places: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # key -> written_at_ms, row
 
     def serve(self, forest: ForestArrays, rule: predicted.Rule) -> None:
         """Decide by another model from now on."""
@@ -70,7 +67,7 @@ class LearnedRefresh:
         if cached.written_at_ms < written_at_ms:
             return REUSE
         if cached.written_at_ms > written_at_ms:
-            self._places[fingerprint] = cached.written_at_ms, row
+            self._places.put(fingerprint, cached.written_at_ms)
             written = request._replace(time_ms=cached.written_at_ms)
             features.on_computed(self._keys, row, written, worth(cached))
         decision, loss_usd, corrected_usd = predicted.judge(
@@ -96,7 +93,7 @@ class LearnedRefresh:
     ) -> None:
         """The list of a key was computed, and written, for a request on which was decided so."""
         _, row = self._place(fingerprint)
-        self._places[fingerprint] = written.written_at_ms, row
+        self._places.put(fingerprint, written.written_at_ms)
         predicted.learn(self._keys, row, request, computed, self._ledger)
         if decision.probed_usd is not None:
             predicted.note_probe(self._ledger, decision.probed_usd, computed.loss_usd)
@@ -105,17 +102,11 @@ class LearnedRefresh:
         return len(self._places)
 
     def _place(self, fingerprint: bytes) -> tuple[int, int]:
-        """The key's list and row, now the last one seen; written_at_ms is -1 for a key not seen lately."""
-        place = self._places.get(fingerprint)
-        if place is not None:
-            self._places.move_to_end(fingerprint)
-            return place
-        row = len(self._places)
-        if row == self._capacity:
-            _, (_, row) = self._places.popitem(last=False)
+        """As `Places.find`; a row that is new to its key is emptied."""
+        written_at_ms, row = self._places.find(fingerprint)
+        if written_at_ms < 0:
             self._keys[row] = np.zeros((), KEY)
-        self._places[fingerprint] = -1, row
-        return -1, row
+        return written_at_ms, row
 
 
 def warm_up(model: LearnedRefresh) -> None:

@@ -20,7 +20,7 @@ Complexity: O(1) a hit, one or two microseconds.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from services.core.ads_list import AdsList
 from services.core.compiled import compiled
+from services.core.refresh.places import Places
 
 CAPACITY = 100_000
 
@@ -109,23 +110,20 @@ def restart(entries: Rows, row: int) -> None:
     entries[row]["count"] = 1
 
 
-class TablePolicy:
+class TablePolicy(ABC):
     """A policy whose rows are kept for the `capacity` keys seen last; subclasses give the rule."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity {capacity} must be at least 1")
-        self._capacity = capacity
+        self._places = Places(capacity)
         self._rows: Any = np.zeros(capacity, ENTRY)
-        self._places: OrderedDict[bytes, tuple[int, int]] = OrderedDict()  # key -> written_at_ms, row
 
     def on_hit(self, fingerprint: bytes, cached: AdsList, now_ms: int) -> Decision:
         """Judge one hit on the list of a key."""
-        written_at_ms, row = self._place(fingerprint)
+        written_at_ms, row = self._places.find(fingerprint)
         if cached.written_at_ms < written_at_ms:
             return REUSE
         if cached.written_at_ms > written_at_ms:
-            self._places[fingerprint] = cached.written_at_ms, row
+            self._places.put(fingerprint, cached.written_at_ms)
             if written_at_ms < 0:
                 self._inserted(row)
             else:
@@ -134,8 +132,8 @@ class TablePolicy:
 
     def on_write(self, fingerprint: bytes, written: AdsList, similarity: float | None) -> None:
         """Start the row of the new list."""
-        _, row = self._place(fingerprint)
-        self._places[fingerprint] = written.written_at_ms, row
+        _, row = self._places.find(fingerprint)
+        self._places.put(fingerprint, written.written_at_ms)
         if similarity is None:
             self._inserted(row)
         else:
@@ -144,23 +142,14 @@ class TablePolicy:
     def __len__(self) -> int:
         return len(self._places)
 
-    def _place(self, fingerprint: bytes) -> tuple[int, int]:
-        """The key's list and row, now the last one seen; written_at_ms is -1 for a key not seen lately."""
-        place = self._places.get(fingerprint)
-        if place is not None:
-            self._places.move_to_end(fingerprint)
-            return place
-        row = len(self._places)
-        if row == self._capacity:
-            _, (_, row) = self._places.popitem(last=False)
-        self._places[fingerprint] = -1, row
-        return -1, row
-
+    @abstractmethod
     def _is_due(self, row: int, fingerprint: bytes, cached: AdsList, now_ms: int) -> bool:
-        raise NotImplementedError
+        """Whether a hit on the list of a row refreshes it; counts the hit."""
 
+    @abstractmethod
     def _inserted(self, row: int) -> None:
-        raise NotImplementedError
+        """A list was written after a miss."""
 
+    @abstractmethod
     def _refreshed(self, row: int, fingerprint: bytes, similarity: float) -> None:
-        raise NotImplementedError
+        """A list took the place of one, `similarity` to it as for `on_write`; NaN where unknown."""
